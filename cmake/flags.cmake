@@ -1,0 +1,16 @@
+# Compiler flags of every target of ours, on one interface target.
+add_library(accord_flags INTERFACE)
+target_compile_options(accord_flags INTERFACE
+  -Wall -Wextra -Werror -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual
+  # The contract's arithmetic: nothing contracts on its own, and no fast math (docs/contract.md).
+  -ffp-contract=off -fno-fast-math
+  # AVX2 and FMA are the x86 baseline; shipped builds never use -march=native.
+  -march=x86-64-v3)
+target_compile_definitions(accord_flags INTERFACE $<$<CONFIG:Debug,Sanitize>:_GLIBCXX_ASSERTIONS>)
+if(ACCORD_SANITIZE)
+  target_compile_options(accord_flags INTERFACE -fsanitize=${ACCORD_SANITIZE} -fno-sanitize-recover=all)
+  target_link_options(accord_flags INTERFACE -fsanitize=${ACCORD_SANITIZE})
+endif()
+if(ACCORD_FUZZ)
+  target_compile_options(accord_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()

@@ -1,0 +1,143 @@
+#pragma once
+// The transformer forward, written once. Rollout, trainer and reference call these functions over the
+// same arena bytes; only the Batch differs (paged decode, chunked prefill, packed training sequences).
+//
+// Legend: T rows (tokens) of the batch, H hidden, Q = heads*head_dim, C = kv_heads*head_dim, V vocabulary,
+//         E experts, K experts per token, I MLP width.
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/flow.hpp"
+#include "base/model_config.hpp"
+#include "base/status.hpp"
+#include "device/buffer.hpp"
+#include "device/tensor_view.hpp"
+#include "device/thread_pool.hpp"
+
+namespace accord::model {
+
+// Rows [row_begin, row_begin + num_rows) of the batch are consecutive positions of one sequence,
+// starting at `first_position`. Position p of the sequence lies at row
+// pages[p / page_size] + p % page_size of the KV cache. pages[i] is a ROW offset, so that a packed training
+// sequence (pages[i] = start + i * page_size) and a paged one look the same.
+struct Segment {
+  int32_t row_begin = 0;
+  int32_t num_rows = 0;
+  int32_t first_position = 0;
+  const int32_t* pages = nullptr;  // at least ceil((first_position + num_rows) / page_size) entries
+};
+
+struct Batch {
+  std::span<const int32_t> tokens;     // [T]
+  std::span<const int32_t> positions;  // [T]
+  std::span<const int32_t> kv_rows;    // [T] the cache row that row t's key and value are written to
+  std::span<const Segment> segments;
+  int64_t num_rows() const { return static_cast<int64_t>(tokens.size()); }
+};
+
+// Keys and values of one layer, compute dtype, [rows, C] each.
+struct KvLayer {
+  MatrixView k;
+  MatrixView v;
+};
+
+inline constexpr int32_t kPageSize = 16;
+
+// What one layer's backward needs, filled by layer_forward when asked for. Buffers are reused.
+// All in the compute dtype unless said otherwise.
+struct LayerTape {
+  Buffer norm1;                 // [T,H] output of the input norm (input of q, k, v)
+  Buffer inv_rms1;              // [T] fp32
+  Buffer q_raw, k_raw;          // [T,Q], [T,C] projections before q/k norm and rotary
+  Buffer inv_rms_q, inv_rms_k;  // [T,heads], [T,kv_heads] fp32 (only with q/k norm)
+  Buffer q;                     // [T,Q] after norm and rotary (k after rotary and v lie in the KvLayer)
+  Buffer attn;                  // [T,Q] attention output (input of o)
+  Buffer lse;                   // [T,heads] fp32 log-sum-exp of the scaled scores
+  Buffer x_mid;                 // [T,H] residual stream after attention
+  Buffer norm2;                 // [T,H] output of the post-attention norm (input of MLP or router)
+  Buffer inv_rms2;              // [T] fp32
+  // MLP. Dense: one block of T rows. MoE: rows sorted by expert, then by token; R = T*K rows.
+  Buffer gate, up;                      // [R,I]
+  Buffer act;                           // [R,I] silu(gate)*up (input of down)
+  Buffer down;                          // [R,H] expert outputs before weighting (MoE only)
+  Buffer router_probs;                  // [T,E] fp32 softmax over all experts (MoE only)
+  Buffer topk_weights;                  // [T,K] fp32 (MoE only)
+  std::vector<int32_t> topk_ids;        // [T*K] expert ids, best first (MoE only)
+  std::vector<int32_t> expert_offsets;  // [E+1] first sorted row of each expert
+  std::vector<int32_t> sorted_tokens;   // [R] token of each sorted row
+  std::vector<int32_t> sorted_slots;    // [R] its slot 0..K-1 in the token's top-k
+};
+
+// Routing of one layer over a batch: recorded in rollout (`ids` filled) or replayed (`replay` read).
+struct Routing {
+  std::vector<int32_t>* record = nullptr;  // [T*K] out
+  std::span<const int32_t> replay;         // [T*K] in; empty: route by score
+};
+
+// A linear weight as it lies in the arena.
+struct LinearWeight {
+  WeightFormat format = WeightFormat::kBF16;
+  int64_t n = 0;  // output features
+  int64_t k = 0;  // contracted
+  const void* data = nullptr;
+  const uint8_t* scales = nullptr;
+  const float* outer = nullptr;
+};
+
+struct MlpWeights {
+  LinearWeight gate, up, down;
+};
+
+struct LayerWeights {
+  const BF16* input_norm = nullptr;
+  const BF16* post_norm = nullptr;
+  const BF16* q_norm = nullptr;
+  const BF16* k_norm = nullptr;
+  LinearWeight q, k, v, o;
+  LinearWeight router;          // MoE
+  std::vector<MlpWeights> mlp;  // one (dense) or one per expert
+};
+
+struct PolicyWeights {
+  const BF16* embedding = nullptr;  // [V,H]
+  const BF16* final_norm = nullptr;
+  LinearWeight lm_head;  // the embedding when tied
+  std::vector<LayerWeights> layers;
+};
+
+// Resolves names to pointers into `arena` (which must outlive the result and keep its address).
+StatusOr<PolicyWeights> bind_weights(const ModelConfig& config, const WeightManifest& manifest,
+                                     const void* arena);
+
+class Model {
+ public:
+  // `compute_dtype`: kF32 or kBF16, the dtype of activations and the KV cache. `pool` must outlive the model.
+  static StatusOr<std::unique_ptr<Model>> create(const ModelConfig& config, PolicyWeights weights,
+                                                 Dtype compute_dtype, ThreadPool& pool);
+  ~Model();
+
+  const ModelConfig& config() const;
+  const PolicyWeights& weights() const;
+  Dtype compute_dtype() const;
+
+  // x_TH = embedding rows of the tokens.
+  void embed(const Batch& batch, MatrixView x_TH);
+
+  // x_TH = layer(x_TH) in place; writes this batch's keys and values into `kv`. `tape` may be null.
+  void layer_forward(int64_t layer, const Batch& batch, const KvLayer& kv, MatrixView x_TH, Routing routing,
+                     LayerTape* tape);
+
+  // logits_RV (fp32) = lm_head(final_norm(x)) for the given rows of x. When `normed_RH` is given, the normed
+  // rows (compute dtype) and `inv_rms` [R] are kept there for the backward.
+  void logits(MatrixView x_TH, std::span<const int32_t> rows, MatrixView logits_RV,
+              MatrixView* normed_RH = nullptr, float* inv_rms = nullptr);
+
+ private:
+  struct Impl;
+  explicit Model(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace accord::model
