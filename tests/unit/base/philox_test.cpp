@@ -26,7 +26,7 @@ TEST_CASE("every part of a sample's identity changes its random numbers") {
   CHECK(blocks.size() == 6);
 }
 
-TEST_CASE("uniform_float stays in [0, 1)") {
+TEST_CASE("uniform_float stays below one") {
   CHECK(uniform_float(0) == 0.0F);
   CHECK(uniform_float(0xffffffffu) < 1.0F);
 }

@@ -1,0 +1,32 @@
+#include <cstdio>
+#include <string>
+
+#include "accord_version.hpp"
+#include "base/log.hpp"
+#include "cli/commands.hpp"
+
+int main(int argc, char** argv) {
+  using namespace accord;
+  CLI::App app{"accord: reinforcement learning of language models in low precision, the same policy everywhere"};
+  app.set_version_flag("--version", std::string("accord ") + ACCORD_VERSION + " (" + ACCORD_COMMIT + "; " + ACCORD_BUILD + ")");
+  app.require_subcommand(1);
+  bool verbose = false;
+  app.add_flag("-v,--verbose", verbose, "Log debug detail to stderr");
+
+  cli::Action action;
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    const int code = app.exit(e);  // prints the help, the version or the error
+    return code == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
+  }
+  if (verbose) {
+    log::set_level(log::Level::kDebug);
+  }
+  const Status status = action ? action() : absl::OkStatus();
+  if (!status.ok()) {
+    std::fprintf(stderr, "accord: error: %s\n", std::string(message_of(status)).c_str());
+  }
+  return static_cast<int>(exit_code(status));
+}
