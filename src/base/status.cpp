@@ -38,7 +38,11 @@ absl::StatusCode canonical_code(ExitCode code) {
 }  // namespace
 
 Status make_error(ExitCode code, std::string_view message) {
-  Status status(canonical_code(code), to_absl(message));
+  return make_error(canonical_code(code), code, message);
+}
+
+Status make_error(absl::StatusCode canonical, ExitCode code, std::string_view message) {
+  Status status(canonical, to_absl(message));
   status.SetPayload(kExitCodeUrl, absl::Cord(std::to_string(static_cast<int>(code))));
   return status;
 }

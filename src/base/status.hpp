@@ -29,6 +29,8 @@ enum class ExitCode : int {
 };
 
 Status make_error(ExitCode code, std::string_view message);
+// The same with a canonical code of its own, for errors that callers tell apart (kDeadlineExceeded, ...).
+Status make_error(absl::StatusCode canonical, ExitCode code, std::string_view message);
 std::string_view message_of(const Status& status);  // without the code's name, as users should read it
 ExitCode exit_code(const Status& status);           // kInternal where the status carries none
 
