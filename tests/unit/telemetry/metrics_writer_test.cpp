@@ -1,0 +1,116 @@
+#include "telemetry/metrics_writer.hpp"
+
+#include <stdlib.h>
+
+#include <bit>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "support/catch.hpp"
+
+using namespace accord;
+using namespace accord::telemetry;
+
+namespace {
+
+class TempDir {
+ public:
+  TempDir() {
+    std::string name = (std::filesystem::temp_directory_path() / "accord-XXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+  }
+  ~TempDir() { std::filesystem::remove_all(path_); }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+
+ private:
+  std::string path_;
+};
+
+std::string content(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+}  // namespace
+
+TEST_CASE("numbers are the shortest that read back to the same bits") {
+  CHECK(format_number(0.1) == "0.1");
+  CHECK(format_number(1.0) == "1");
+  CHECK(format_number(-0.0) == "-0");
+  CHECK(format_number(1e-6) == "1e-06");
+  CHECK(format_number(1.0 / 3.0) == "0.3333333333333333");
+  CHECK(format_number(std::nan("")) == "\"NaN\"");
+  CHECK(format_number(kInf) == "\"Infinity\"");
+  CHECK(format_number(-kInf) == "\"-Infinity\"");
+  uint64_t bits = 0x0123456789abcdefU;
+  for (int i = 0; i < 2000; ++i) {
+    bits = bits * 6364136223846793005U + 1442695040888963407U;
+    const auto value = std::bit_cast<double>(bits);
+    if (std::isfinite(value)) {
+      REQUIRE(std::bit_cast<uint64_t>(std::strtod(format_number(value).c_str(), nullptr)) == bits);
+    }
+  }
+}
+
+TEST_CASE("a line has the step first and sorted metrics") {
+  const auto line =
+      format_metrics_line(3, {{"train/loss", 0.5}, {"eval/a\"b/pass1", 1}, {"rollout/x", kInf}});
+  REQUIRE(line.ok());
+  CHECK(*line == R"({"step":3,"eval/a\"b/pass1":1,"rollout/x":"Infinity","train/loss":0.5})");
+  CHECK_FALSE(format_metrics_line(3, {{"step", 1}}).ok());
+}
+
+TEST_CASE("every line is in the file when write returns, and steps ascend") {
+  const TempDir dir;
+  const std::string path = dir.file("metrics.jsonl");
+  auto writer = MetricsWriter::open(path, -1);
+  REQUIRE(writer.ok());
+  REQUIRE((*writer)->write(0, {{"a", 1}}).ok());
+  CHECK(content(path) == "{\"step\":0,\"a\":1}\n");
+  REQUIRE((*writer)->write(1, {{"a", std::nan("")}}).ok());
+  CHECK(content(path) == "{\"step\":0,\"a\":1}\n{\"step\":1,\"a\":\"NaN\"}\n");
+  CHECK(exit_code((*writer)->write(1, {{"a", 1}})) == ExitCode::kInternal);
+}
+
+TEST_CASE("a resumed run drops later steps and broken lines, and appends") {
+  const TempDir dir;
+  const std::string path = dir.file("metrics.jsonl");
+  std::ofstream(path)
+      << "{\"step\":1,\"a\":1}\n{\"step\":2,\"a\":2}\nnoise\n{\"step\":3,\"a\":3}\n{\"step\":4,\"a\"";
+  {
+    auto writer = MetricsWriter::open(path, 2);
+    REQUIRE(writer.ok());
+    CHECK(content(path) == "{\"step\":1,\"a\":1}\n{\"step\":2,\"a\":2}\n");
+    REQUIRE((*writer)->write(3, {{"a", 30}}).ok());
+  }
+  CHECK(content(path) == "{\"step\":1,\"a\":1}\n{\"step\":2,\"a\":2}\n{\"step\":3,\"a\":30}\n");
+  SECTION("the newest kept step bounds what may be written") {
+    auto writer = MetricsWriter::open(path, 10);
+    REQUIRE(writer.ok());
+    CHECK_FALSE((*writer)->write(3, {}).ok());
+    CHECK((*writer)->write(4, {}).ok());
+  }
+  SECTION("a fresh run starts empty") {
+    REQUIRE(MetricsWriter::open(path, -1).ok());
+    CHECK(content(path).empty());
+  }
+  SECTION("a last line that only lacks its newline was cut off") {
+    std::ofstream(path, std::ios::app) << "{\"step\":4}";
+    REQUIRE(MetricsWriter::open(path, 10).ok());
+    CHECK(content(path) == "{\"step\":1,\"a\":1}\n{\"step\":2,\"a\":2}\n{\"step\":3,\"a\":30}\n");
+  }
+}
+
+TEST_CASE("a directory that does not exist is an I/O error with the path") {
+  const auto writer = MetricsWriter::open("/nonexistent/metrics.jsonl", -1);
+  CHECK(exit_code(writer.status()) == ExitCode::kIo);
+  CHECK(std::string(message_of(writer.status())).find("/nonexistent/metrics.jsonl") != std::string::npos);
+}
