@@ -1,0 +1,97 @@
+#include "controller/run_state.hpp"
+
+#include <algorithm>
+
+#include "base/log.hpp"
+
+namespace accord::controller {
+namespace {
+constexpr size_t kMaxWarnings = 100;
+}
+
+RunSnapshot RunState::snapshot() const {
+  const std::lock_guard lock(mutex_);
+  return state_;
+}
+
+void RunState::describe(const std::string& run, const std::string& run_id, uint64_t epoch,
+                        const std::string& directory, uint64_t steps) {
+  const std::lock_guard lock(mutex_);
+  state_.run = run;
+  state_.run_id = run_id;
+  state_.epoch = epoch;
+  state_.directory = directory;
+  state_.steps = steps;
+}
+
+void RunState::set_phase(const std::string& phase) {
+  const std::lock_guard lock(mutex_);
+  state_.phase = phase;
+}
+
+void RunState::set_version(uint64_t version) {
+  const std::lock_guard lock(mutex_);
+  state_.weight_version = version;
+}
+
+void RunState::set_worker(const WorkerState& worker) {
+  const std::lock_guard lock(mutex_);
+  const auto it = std::find_if(state_.workers.begin(), state_.workers.end(),
+                               [&](const WorkerState& w) { return w.name == worker.name; });
+  if (it == state_.workers.end()) {
+    state_.workers.push_back(worker);
+  } else {
+    *it = worker;
+  }
+}
+
+void RunState::warn(const std::string& message) {
+  log::warn("{}", message);
+  const std::lock_guard lock(mutex_);
+  if (state_.warnings.size() == kMaxWarnings) {
+    state_.warnings.erase(state_.warnings.begin());
+  }
+  state_.warnings.push_back(message);
+}
+
+void RunState::commit(const StepRecord& record) {
+  {
+    const std::lock_guard lock(mutex_);
+    state_.step = record.step;
+    state_.last = record;
+    records_.push_back(record);
+  }
+  changed_.notify_all();
+}
+
+void RunState::finish() {
+  {
+    const std::lock_guard lock(mutex_);
+    finished_ = true;
+  }
+  changed_.notify_all();
+}
+
+std::vector<StepRecord> RunState::wait_records(size_t seen, std::chrono::milliseconds timeout, bool* finished) const {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, timeout, [&] { return finished_ || records_.size() > seen; });
+  *finished = finished_ && records_.size() <= seen;
+  if (records_.size() <= seen) {
+    return {};
+  }
+  return {records_.begin() + static_cast<std::ptrdiff_t>(seen), records_.end()};
+}
+
+void RunState::request_stop(const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  if (!stop_reason_) {
+    stop_reason_ = reason;
+  }
+}
+
+std::optional<std::string> RunState::stop_requested() const {
+  const std::lock_guard lock(mutex_);
+  return stop_reason_;
+}
+
+}  // namespace accord::controller

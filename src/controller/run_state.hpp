@@ -1,0 +1,77 @@
+#pragma once
+// What a running controller shows to the outside, shared between the loop and the status service.
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/deadline.hpp"
+#include "base/flow.hpp"
+
+namespace accord::controller {
+
+struct WorkerState {
+  std::string name;             // rollout/0
+  std::string address;
+  int64_t pid = 0;
+  std::string state;            // registered, ready, lost
+  uint64_t weight_version = 0;
+};
+
+struct StepRecord {
+  uint64_t step = 0;
+  Metrics metrics;
+};
+
+struct RunSnapshot {
+  std::string run;
+  std::string run_id;
+  uint64_t epoch = 0;
+  std::string directory;
+  std::string phase;
+  uint64_t step = 0;            // last committed
+  uint64_t steps = 0;
+  uint64_t weight_version = 0;
+  std::vector<WorkerState> workers;
+  std::vector<std::string> warnings;
+  std::optional<StepRecord> last;
+};
+
+class RunState {
+ public:
+  RunSnapshot snapshot() const;
+
+  void describe(const std::string& run, const std::string& run_id, uint64_t epoch, const std::string& directory,
+                uint64_t steps);
+  void set_phase(const std::string& phase);
+  void set_version(uint64_t version);
+  void set_worker(const WorkerState& worker);  // by name
+  void warn(const std::string& message);       // also logged; the newest 100 are kept
+  void commit(const StepRecord& record);
+  void finish();                               // watchers end
+
+  // Records after the first `seen`; blocks until there is one, the run has finished (empty) or `timeout`.
+  std::vector<StepRecord> wait_records(size_t seen, std::chrono::milliseconds timeout, bool* finished) const;
+
+  // What the controller waits for right now.
+  WaitList& waits() { return waits_; }
+
+  // Asks the loop to end after the running step.
+  void request_stop(const std::string& reason);
+  std::optional<std::string> stop_requested() const;
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  WaitList waits_;
+  RunSnapshot state_;
+  std::vector<StepRecord> records_;
+  std::optional<std::string> stop_reason_;
+  bool finished_ = false;
+};
+
+}  // namespace accord::controller

@@ -1,0 +1,30 @@
+#pragma once
+// Every call between controller and workers carries (run id, epoch) as metadata; a call of another run or
+// epoch is refused, so that a worker that outlived its controller cannot disturb a new run.
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <string>
+
+#include "base/status.hpp"
+
+namespace accord::rpc {
+
+// The largest message either side accepts. Trajectories are chunked far below; prompts of one call are not.
+inline constexpr int kMaxMessageBytes = 64 << 20;
+
+struct Identity {
+  std::string run_id;
+  uint64_t epoch = 0;
+};
+
+void attach_identity(grpc::ClientContext& context, const Identity& identity);
+Status check_identity(const grpc::ServerContext& context, const Identity& expected);
+
+// Channel with keepalive and the message limit; plaintext, so loopback addresses only.
+std::shared_ptr<grpc::Channel> make_channel(const std::string& address);
+
+// Refuses a listening address that is not loopback: this version has no credentials. HOST:PORT.
+Status check_loopback(const std::string& address);
+
+}  // namespace accord::rpc

@@ -1,0 +1,81 @@
+#include "rpc/status_client.hpp"
+
+#include <grpcpp/grpcpp.h>
+
+#include "accord/v1/status.grpc.pb.h"
+#include "rpc/grpc_status.hpp"
+#include "rpc/identity.hpp"
+
+namespace accord::rpc {
+namespace {
+
+constexpr std::chrono::seconds kTimeout{10};
+
+void set_deadline(grpc::ClientContext& context) {
+  context.set_deadline(std::chrono::system_clock::now() + kTimeout);
+}
+
+controller::StepRecord from_proto(const v1::StepMetrics& message) {
+  controller::StepRecord record;
+  record.step = message.step();
+  record.metrics.insert(message.metrics().begin(), message.metrics().end());
+  return record;
+}
+
+}  // namespace
+
+StatusOr<StatusInfo> get_status(const std::string& address) {
+  const auto stub = v1::Status::NewStub(make_channel(address));
+  grpc::ClientContext context;
+  set_deadline(context);
+  v1::GetStatusReply reply;
+  ACCORD_RETURN_IF_ERROR(
+      from_grpc(stub->GetStatus(&context, {}, &reply), "asking the controller at " + address + " for its status"));
+  StatusInfo info;
+  info.run.run = reply.run();
+  info.run.run_id = reply.run_id();
+  info.run.epoch = reply.epoch();
+  info.run.directory = reply.directory();
+  info.run.phase = reply.phase();
+  info.run.step = reply.step();
+  info.run.steps = reply.steps();
+  info.run.weight_version = reply.weight_version();
+  for (const v1::WorkerStatus& worker : reply.workers()) {
+    info.run.workers.push_back(
+        {worker.name(), worker.address(), worker.pid(), worker.state(), worker.weight_version()});
+  }
+  info.run.warnings.assign(reply.warnings().begin(), reply.warnings().end());
+  if (reply.has_last()) {
+    info.run.last = from_proto(reply.last());
+  }
+  for (const v1::WaitStatus& wait : reply.waits()) {
+    info.waits.push_back({wait.reason(), wait.elapsed_seconds(), wait.deadline_seconds()});
+  }
+  info.build = reply.build();
+  return info;
+}
+
+Status watch(const std::string& address, const std::function<void(const controller::StepRecord&)>& on_step) {
+  const auto stub = v1::Status::NewStub(make_channel(address));
+  grpc::ClientContext context;
+  const auto reader = stub->Watch(&context, {});
+  v1::StepMetrics metrics;
+  while (reader->Read(&metrics)) {
+    on_step(from_proto(metrics));
+  }
+  return from_grpc(reader->Finish(), "watching the controller at " + address);
+}
+
+StatusOr<uint64_t> stop(const std::string& address, const std::string& reason) {
+  const auto stub = v1::Status::NewStub(make_channel(address));
+  grpc::ClientContext context;
+  set_deadline(context);
+  v1::StopRequest request;
+  request.set_reason(reason);
+  v1::StopReply reply;
+  ACCORD_RETURN_IF_ERROR(
+      from_grpc(stub->Stop(&context, request, &reply), "asking the controller at " + address + " to stop"));
+  return reply.step();
+}
+
+}  // namespace accord::rpc

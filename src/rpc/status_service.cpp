@@ -1,0 +1,47 @@
+#include "rpc/status_service.hpp"
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/log.hpp"
+#include "rpc/convert.hpp"
+
+namespace accord::rpc {
+
+grpc::Status StatusService::GetStatus(grpc::ServerContext*, const v1::GetStatusRequest*, v1::GetStatusReply* reply) {
+  *reply = to_proto(state_.snapshot());
+  for (const WaitList::Entry& entry : state_.waits().snapshot()) {
+    v1::WaitStatus* wait = reply->add_waits();
+    wait->set_reason(entry.reason);
+    wait->set_elapsed_seconds(entry.waited_s);
+    wait->set_deadline_seconds(entry.waited_s + entry.remaining_s);
+  }
+  reply->set_build(build_);
+  return grpc::Status::OK;
+}
+
+grpc::Status StatusService::Watch(grpc::ServerContext* context, const v1::WatchRequest*,
+                                  grpc::ServerWriter<v1::StepMetrics>* writer) {
+  constexpr std::chrono::milliseconds kPoll{500};  // how fast a watcher that left is noticed
+  size_t seen = 0;
+  bool finished = false;
+  while (!finished && !context->IsCancelled()) {
+    for (const controller::StepRecord& record : state_.wait_records(seen, kPoll, &finished)) {
+      ++seen;
+      if (!writer->Write(to_proto(record))) {
+        return grpc::Status::OK;
+      }
+    }
+  }
+  return grpc::Status::OK;
+}
+
+grpc::Status StatusService::Stop(grpc::ServerContext*, const v1::StopRequest* request, v1::StopReply* reply) {
+  const controller::RunSnapshot snapshot = state_.snapshot();
+  log::info("stop requested: {}", request->reason());
+  state_.request_stop(request->reason());
+  reply->set_step(std::min(snapshot.step + 1, snapshot.steps));
+  return grpc::Status::OK;
+}
+
+}  // namespace accord::rpc
