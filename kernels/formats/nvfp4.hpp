@@ -1,0 +1,69 @@
+#pragma once
+// NVFP4: 16 values along the last axis share one E4M3 scale, a scope shares one outer fp32 scale A
+// (docs/contract.md, section 3, which fixes the order of every operation).
+//
+//   A  = max |x| over the scope                     NaN ignored, running max starts at +0
+//   S  = min(2688/A, FLT_MAX), 1 if A or S is 0;    sd = 1/S;  t = fl(S * fl(1/6))
+//   s  = E4M3( min(fl(block_amax * t), FLT_MAX) )   k = min(1/fl(float(s)*sd), FLT_MAX)
+//   q  = E2M1( fl(x * k) )                          decoded: fl( q * fl( fl(float(s)*A) * fl(1/2688) ) )
+//
+// x: [M,K] fp32 or bf16, any row stride, K % 16 == 0. q: [M,K/2] packed bytes, the even index in the low
+// nibble; scale: [M,K/16]; amax: [1] (scope tensor) or [M] (scope token). The 16x16 layout takes the block
+// amax over 16 rows as well (M % 16 == 0) and repeats the scale byte in each; it decodes like 1x16. Nothing
+// allocates. A shape that check_nvfp4_shape refuses is the caller's bug and ends the process.
+#include <cstdint>
+
+#include "base/status.hpp"
+#include "device/tensor_view.hpp"
+#include "kernels/formats/health.hpp"
+
+namespace accord::formats {
+
+constexpr int64_t kNvfp4Block = 16;
+
+enum class Nvfp4Scope : uint8_t { kTensor, kToken };
+enum class Nvfp4Layout : uint8_t { k1x16, k16x16 };
+// Per block, scale the amax to 4 instead of 6 where that lowers the sum of absolute or squared errors.
+enum class FourOverSix : uint8_t { kNone, kMae, kMse };
+
+struct Nvfp4Options {
+  Nvfp4Scope scope = Nvfp4Scope::kTensor;
+  Nvfp4Layout layout = Nvfp4Layout::k1x16;
+  FourOverSix four_over_six = FourOverSix::kNone;
+  int range = 448;  // 256 only with four over six: S = 6*range/A, and the decoder needs it
+};
+
+struct Nvfp4Output {
+  uint8_t* q = nullptr;
+  uint8_t* scale = nullptr;
+  float* amax = nullptr;
+};
+
+// The outer scale and what is derived from it once per scope.
+struct OuterScale {
+  float amax;     // A
+  float s;        // S
+  float inverse;  // sd = fl(1/S): what the modelopt layout stores as weight_scale_2
+  float t;        // fl(S * fl(1/6))
+  float divisor;  // 6*range
+};
+OuterScale outer_scale(float amax, int range = 448);
+
+// Whether options agree with each other and with the shape; the message does not name the tensor. Exit code:
+// bad data.
+Status check_nvfp4_shape(int64_t rows, int64_t cols, const Nvfp4Options& options);
+
+// `shared_amax` (scope tensor only): the A of the whole unit, of which x is a part, such as gate_proj and
+// up_proj of one expert, or a range of rows; null takes x's own. `health` (optional) gets the counts added.
+void quantize_nvfp4(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out,
+                    const float* shared_amax = nullptr, QuantHealth* health = nullptr);
+
+// The same bytes, one element at a time: what the vector code is held against.
+void quantize_nvfp4_reference(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out,
+                              const float* shared_amax = nullptr, QuantHealth* health = nullptr);
+
+// out: [rows, cols] fp32, contiguous; amax as the scope says; both layouts.
+void dequantize_nvfp4(const uint8_t* q, const uint8_t* scale, const float* amax, int64_t rows, int64_t cols,
+                      Nvfp4Scope scope, int range, float* out);
+
+}  // namespace accord::formats
