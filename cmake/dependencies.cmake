@@ -36,4 +36,7 @@ set_target_properties(torch_cpu PROPERTIES IMPORTED_LOCATION ${ACCORD_LIBTORCH}/
 target_include_directories(torch_cpu SYSTEM INTERFACE
   ${ACCORD_LIBTORCH}/include ${ACCORD_LIBTORCH}/include/torch/csrc/api/include)
 target_link_libraries(torch_cpu INTERFACE c10)
-target_link_options(torch_cpu INTERFACE -Wl,-rpath-link,${ACCORD_LIBTORCH}/lib)
+# libtorch exports a gloo of its own that does not fit Debian's headers. Link options precede all libraries, so
+# the real one wins wherever libtorch is linked (tests/unit/comm/symbols_test.cpp asserts it).
+target_link_options(torch_cpu INTERFACE -Wl,-rpath-link,${ACCORD_LIBTORCH}/lib
+  "LINKER:--push-state,--no-as-needed" ${GLOO_LIBRARY} "LINKER:--pop-state")
