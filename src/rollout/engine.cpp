@@ -1,0 +1,302 @@
+#include "rollout/engine.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <new>
+#include <utility>
+
+#include "device/buffer.hpp"
+#include "rollout/page_pool.hpp"
+#include "rollout/policy.hpp"
+#include "rollout/request_check.hpp"
+#include "rollout/sampler.hpp"
+#include "rollout/scheduler.hpp"
+
+namespace accord::rollout {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Logits are computed in pieces of about this size, so that a large vocabulary does not need a large buffer.
+constexpr int64_t kLogitsBytes = int64_t{64} << 20;
+constexpr int64_t kMinLogitsRows = 16;
+
+// Adds the time of its scope to a statistic.
+class Stopwatch {
+ public:
+  explicit Stopwatch(double& seconds) : seconds_(seconds), start_(Clock::now()) {}
+  ~Stopwatch() { seconds_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  double& seconds_;
+  Clock::time_point start_;
+};
+
+Status check_options(const EngineOptions& options) {
+  if (options.max_batch_rows < 1 || options.prefill_chunk < 1 || options.kv_cache_tokens < 1) {
+    return usage_error(
+        "rollout: max_batch_rows ({}), prefill_chunk ({}) and kv_cache_tokens ({}) must be at least 1",
+        options.max_batch_rows, options.prefill_chunk, options.kv_cache_tokens);
+  }
+  if (options.kv_cache_tokens > std::numeric_limits<int32_t>::max() - model::kPageSize) {
+    return usage_error("rollout: kv_cache_tokens is {}: at most {} rows can be addressed",
+                       options.kv_cache_tokens, std::numeric_limits<int32_t>::max() - model::kPageSize);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+struct Engine::Impl {
+  Impl(std::unique_ptr<Policy> policy_in, const EngineOptions& options_in, ThreadPool& threads_in,
+       Detokenize detokenize_in)
+      : policy(std::move(policy_in)),
+        options(options_in),
+        threads(threads_in),
+        detokenize(std::move(detokenize_in)),
+        pages(static_cast<int32_t>((options.kv_cache_tokens + model::kPageSize - 1) / model::kPageSize)),
+        scratch(static_cast<size_t>(threads.num_threads())) {
+    policy->reserve(int64_t{pages.num_pages()} * model::kPageSize, options.max_batch_rows);
+    const int64_t row_bytes = policy->vocab_size() * size_of(Dtype::kF32);
+    logits_rows = std::clamp(kLogitsBytes / row_bytes, kMinLogitsRows, int64_t{options.max_batch_rows});
+    logits.ensure(static_cast<size_t>(logits_rows * row_bytes));
+    record_routing = options.record_routing && policy->routing_width() > 0;
+    reset_stats();
+  }
+
+  void reset_stats() {
+    stats = {};
+    pages.reset_peak();
+    stats.cache_rows = int64_t{pages.num_pages()} * model::kPageSize;
+  }
+
+  std::vector<Sequence> make_sequences(std::span<const Request> requests) const;
+  Status run(std::vector<Sequence>& sequences, const Callbacks& callbacks, const std::stop_token& stop);
+  void keep_routing(const Scheduler& scheduler, std::vector<Sequence>& sequences);
+  Status draw_all(std::span<const Scheduler::Draw> draws, std::span<const Sequence> sequences);
+  Status draw_piece(std::span<const Scheduler::Draw> draws, std::span<const Sequence> sequences,
+                    MatrixView rows);
+  bool append(const DrawnToken& drawn, Sequence& seq, const Callbacks& callbacks);
+
+  std::unique_ptr<Policy> policy;
+  EngineOptions options;
+  ThreadPool& threads;
+  Detokenize detokenize;
+  PagePool pages;
+  uint64_t version = 0;
+  EngineStats stats;
+  bool record_routing = false;
+  // Reused between steps.
+  int64_t logits_rows = 0;
+  Buffer logits;
+  std::vector<int32_t> rows;       // batch rows of one piece of logits
+  std::vector<int32_t> draw_rows;  // per draw of the piece: its row in the piece
+  std::vector<StatusOr<DrawnToken>> drawn;
+  std::vector<DrawnToken> tokens;  // per draw of the step
+  std::vector<SamplerScratch> scratch;
+  std::vector<int32_t> routing;
+};
+
+std::vector<Sequence> Engine::Impl::make_sequences(std::span<const Request> requests) const {
+  std::vector<Sequence> sequences;
+  for (const Request& request : requests) {
+    const auto leader = static_cast<int32_t>(sequences.size());
+    for (int32_t i = 0; i < request.num_samples; ++i) {
+      Sequence& seq = sequences.emplace_back();
+      seq.request = &request;
+      seq.leader = leader;
+      seq.sample.key = {.step = request.step,
+                        .prompt_id = request.prompt.id,
+                        .sample_index = request.first_sample_index + static_cast<uint32_t>(i)};
+      seq.sample.weight_version = version;
+      seq.sample.prompt_length = static_cast<int32_t>(request.prompt.tokens.size());
+    }
+  }
+  return sequences;
+}
+
+Status Engine::Impl::run(std::vector<Sequence>& sequences, const Callbacks& callbacks,
+                         const std::stop_token& stop) {
+  Scheduler scheduler(
+      sequences, pages, {.max_batch_rows = options.max_batch_rows, .prefill_chunk = options.prefill_chunk},
+      [this](int32_t from, int32_t to, int32_t count) { policy->copy_rows(from, to, count); }, stats);
+  while (!scheduler.done()) {
+    if (stop.stop_requested()) {
+      return make_error(absl::StatusCode::kCancelled, ExitCode::kDrained, "generation was cancelled");
+    }
+    const model::Batch batch = scheduler.next_batch();
+    {
+      const Stopwatch watch(stats.forward_seconds);
+      policy->forward(batch, record_routing ? &routing : nullptr);
+    }
+    if (record_routing) {
+      keep_routing(scheduler, sequences);
+    }
+    const auto draws = scheduler.complete_batch();
+    ACCORD_RETURN_IF_ERROR(draw_all(draws, sequences));
+    for (size_t i = 0; i < draws.size(); ++i) {
+      if (append(tokens[i], sequences[static_cast<size_t>(draws[i].sequence)], callbacks)) {
+        scheduler.finish(draws[i].sequence);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Engine::Impl::keep_routing(const Scheduler& scheduler, std::vector<Sequence>& sequences) {
+  const auto width = static_cast<size_t>(policy->routing_width());
+  for (const Scheduler::Scheduled& item : scheduler.scheduled()) {
+    Sequence& seq = sequences[static_cast<size_t>(item.sequence)];
+    const size_t begin = static_cast<size_t>(seq.computed) * width;
+    const size_t count = static_cast<size_t>(item.num_rows) * width;
+    seq.routing.resize(std::max(seq.routing.size(), begin + count));
+    std::copy_n(routing.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(item.row_begin) * width),
+                count, seq.routing.begin() + static_cast<std::ptrdiff_t>(begin));
+  }
+}
+
+// ---- drawing -----------------------------------------------------------------------------------
+
+// Fills `tokens`, one per draw. Draws of one row are neighbours, so each row's logits are computed once.
+Status Engine::Impl::draw_all(std::span<const Scheduler::Draw> draws, std::span<const Sequence> sequences) {
+  tokens.clear();
+  for (size_t begin = 0; begin < draws.size();) {
+    rows.clear();
+    draw_rows.clear();
+    size_t end = begin;
+    for (; end < draws.size(); ++end) {
+      if (rows.empty() || rows.back() != draws[end].row) {
+        if (static_cast<int64_t>(rows.size()) == logits_rows) {
+          break;
+        }
+        rows.push_back(draws[end].row);
+      }
+      draw_rows.push_back(static_cast<int32_t>(rows.size()) - 1);
+    }
+    const MatrixView logits_RV =
+        logits.matrix(Dtype::kF32, static_cast<int64_t>(rows.size()), policy->vocab_size());
+    {
+      const Stopwatch watch(stats.forward_seconds);
+      policy->logits(rows, logits_RV);
+    }
+    ACCORD_RETURN_IF_ERROR(draw_piece(draws.subspan(begin, end - begin), sequences, logits_RV));
+    begin = end;
+  }
+  return absl::OkStatus();
+}
+
+Status Engine::Impl::draw_piece(std::span<const Scheduler::Draw> draws, std::span<const Sequence> sequences,
+                                MatrixView logits_RV) {
+  const Stopwatch watch(stats.sample_seconds);
+  drawn.assign(draws.size(), DrawnToken{});
+  const auto num_tasks = static_cast<int64_t>(scratch.size());
+  threads.parallel_for(num_tasks, [&](int64_t task) {
+    for (auto i = static_cast<size_t>(task); i < draws.size(); i += scratch.size()) {
+      const Sequence& seq = sequences[static_cast<size_t>(draws[i].sequence)];
+      const std::span<const float> row(logits_RV.row<float>(draw_rows[i]),
+                                       static_cast<size_t>(logits_RV.cols));
+      drawn[i] =
+          draw_token(row, seq.request->sampling, token_random(options.run_seed, seq.sample.key, seq.length()),
+                     scratch[static_cast<size_t>(task)]);
+    }
+  });
+  for (size_t i = 0; i < draws.size(); ++i) {
+    if (!drawn[i].ok()) {
+      const Sequence& seq = sequences[static_cast<size_t>(draws[i].sequence)];
+      const SampleKey& key = seq.sample.key;
+      return annotate(drawn[i].status(),
+                      fmt::format("rollout: step {}, prompt {}, sample {}, position {}, weight version {}",
+                                  key.step, key.prompt_id, key.sample_index, seq.length(), version));
+    }
+    tokens.push_back(*drawn[i]);
+  }
+  return absl::OkStatus();
+}
+
+// True when the sample ends with this token.
+bool Engine::Impl::append(const DrawnToken& token, Sequence& seq, const Callbacks& callbacks) {
+  const SamplingParams& params = seq.request->sampling;
+  Sample& sample = seq.sample;
+  sample.tokens.push_back(token.token);
+  sample.logprobs.push_back(token.logprob);
+  sample.sampling_logprobs.push_back(token.sampling_logprob);
+  ++stats.generated_tokens;
+  if (callbacks.on_token) {
+    callbacks.on_token(sample.key, token.token, token.logprob);
+  }
+  const auto response =
+      std::span<const int32_t>(sample.tokens).subspan(static_cast<size_t>(sample.prompt_length));
+  const bool stopped =
+      std::find(params.stop_tokens.begin(), params.stop_tokens.end(), token.token) !=
+          params.stop_tokens.end() ||
+      (!params.stop_strings.empty() && hits_stop_string(detokenize, response, params.stop_strings, seq.stop));
+  if (!stopped && sample.response_length() < params.max_new_tokens) {
+    return false;
+  }
+  sample.finish = stopped ? FinishReason::kStop : FinishReason::kLength;
+  if (record_routing && callbacks.on_routing) {
+    callbacks.on_routing(sample, seq.routing);
+  }
+  if (callbacks.on_sample) {
+    callbacks.on_sample(sample);
+  }
+  return true;
+}
+
+// ---- the engine --------------------------------------------------------------------------------
+
+Engine::Engine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Engine::~Engine() = default;
+
+StatusOr<std::unique_ptr<Engine>> Engine::create(model::Model& model, const EngineOptions& options,
+                                                 ThreadPool& pool, Detokenize detokenize) {
+  return create(make_model_policy(model), options, pool, std::move(detokenize));
+}
+
+StatusOr<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<Policy> policy, const EngineOptions& options,
+                                                 ThreadPool& pool, Detokenize detokenize) {
+  ACCORD_RETURN_IF_ERROR(check_options(options));
+  const int64_t cache_bytes = options.kv_cache_tokens * policy->cache_row_bytes();
+  try {
+    return std::unique_ptr<Engine>(
+        new Engine(std::make_unique<Impl>(std::move(policy), options, pool, std::move(detokenize))));
+  } catch (const std::bad_alloc&) {
+    return unavailable_error(
+        "rollout: no memory for a KV cache of {} tokens ({} bytes); lower kv_cache_tokens",
+        options.kv_cache_tokens, cache_bytes);
+  }
+}
+
+StatusOr<std::vector<Sample>> Engine::generate(std::span<const Request> requests, const Callbacks& callbacks,
+                                               std::stop_token stop) {
+  Impl& impl = *impl_;
+  const RequestLimits limits{.vocab_size = impl.policy->vocab_size(),
+                             .max_positions = impl.policy->max_positions(),
+                             .cache_rows = impl.stats.cache_rows,
+                             .can_detokenize = impl.detokenize != nullptr};
+  for (const Request& request : requests) {
+    ACCORD_RETURN_IF_ERROR(check_request(request, limits));
+  }
+  const Stopwatch watch(impl.stats.total_seconds);
+  std::vector<Sequence> sequences = impl.make_sequences(requests);
+  const Status status = impl.run(sequences, callbacks, stop);
+  impl.stats.peak_cache_rows = int64_t{impl.pages.peak_used()} * model::kPageSize;
+  ACCORD_RETURN_IF_ERROR(status);
+  std::vector<Sample> samples;
+  samples.reserve(sequences.size());
+  for (Sequence& seq : sequences) {
+    samples.push_back(std::move(seq.sample));
+  }
+  return samples;
+}
+
+void Engine::set_weight_version(uint64_t version) { impl_->version = version; }
+uint64_t Engine::weight_version() const { return impl_->version; }
+std::span<std::byte> Engine::cache_memory() { return impl_->policy->cache_memory(); }
+const EngineStats& Engine::stats() const { return impl_->stats; }
+void Engine::reset_stats() { impl_->reset_stats(); }
+
+}  // namespace accord::rollout

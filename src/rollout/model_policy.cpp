@@ -1,0 +1,107 @@
+// The policy over model::Model: owns the KV cache and the residual stream.
+#include <cstring>
+
+#include "device/buffer.hpp"
+#include "rollout/policy.hpp"
+
+namespace accord::rollout {
+namespace {
+
+class ModelPolicy final : public Policy {
+ public:
+  explicit ModelPolicy(model::Model& model) : model_(model) {
+    const ModelConfig& config = model.config();
+    kv_cols_ = config.num_kv_heads * config.head_dim;
+    for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+      moe_slot_.push_back(config.layer_is_moe[static_cast<size_t>(layer)] ? num_moe_layers_++ : -1);
+    }
+    experts_per_token_ = num_moe_layers_ > 0 ? config.num_experts_per_token : 0;
+  }
+
+  int64_t vocab_size() const override { return model_.config().vocab_size; }
+  int64_t max_positions() const override { return model_.config().max_position_embeddings; }
+  int64_t routing_width() const override { return num_moe_layers_ * experts_per_token_; }
+  int64_t cache_row_bytes() const override { return num_matrices() * row_bytes(); }
+
+  void reserve(int64_t cache_rows, int64_t max_batch_rows) override {
+    const int64_t matrix_bytes = cache_rows * row_bytes();
+    cache_bytes_ = static_cast<size_t>(num_matrices() * matrix_bytes);
+    cache_.ensure(cache_bytes_);
+    std::byte* base = cache_.as<std::byte>();
+    const Dtype dtype = model_.compute_dtype();
+    for (int64_t layer = 0; layer < model_.config().num_layers; ++layer) {
+      std::byte* k = base + 2 * layer * matrix_bytes;
+      kv_.push_back({.k = {k, dtype, cache_rows, kv_cols_, kv_cols_},
+                     .v = {k + matrix_bytes, dtype, cache_rows, kv_cols_, kv_cols_}});
+    }
+    x_.matrix(dtype, max_batch_rows, model_.config().hidden_size);
+  }
+
+  std::span<std::byte> cache_memory() override { return {cache_.as<std::byte>(), cache_bytes_}; }
+
+  void copy_rows(int32_t from, int32_t to, int32_t count) override {
+    const auto copy = [&](const MatrixView& m) {
+      std::byte* base = static_cast<std::byte*>(m.data);
+      std::memcpy(base + to * row_bytes(), base + from * row_bytes(),
+                  static_cast<size_t>(count * row_bytes()));
+    };
+    for (const model::KvLayer& layer : kv_) {
+      copy(layer.k);
+      copy(layer.v);
+    }
+  }
+
+  void forward(const model::Batch& batch, std::vector<int32_t>* routing) override {
+    x_TH_ = x_.matrix(model_.compute_dtype(), batch.num_rows(), model_.config().hidden_size);
+    if (routing != nullptr) {
+      routing->resize(static_cast<size_t>(batch.num_rows() * routing_width()));
+    }
+    model_.embed(batch, x_TH_);
+    for (int64_t layer = 0; layer < model_.config().num_layers; ++layer) {
+      const int64_t slot = moe_slot_[static_cast<size_t>(layer)];
+      const bool record = routing != nullptr && slot >= 0;
+      model_.layer_forward(layer, batch, kv_[static_cast<size_t>(layer)], x_TH_,
+                           {.record = record ? &layer_ids_ : nullptr, .replay = {}}, nullptr);
+      if (record) {
+        scatter(slot, batch.num_rows(), *routing);
+      }
+    }
+  }
+
+  void logits(std::span<const int32_t> rows, MatrixView logits_RV) override {
+    model_.logits(x_TH_, rows, logits_RV);
+  }
+
+ private:
+  int64_t num_matrices() const { return 2 * model_.config().num_layers; }
+  int64_t row_bytes() const { return kv_cols_ * size_of(model_.compute_dtype()); }
+
+  // layer_ids_ [T, K] -> routing[:, slot, :]
+  void scatter(int64_t slot, int64_t num_rows, std::vector<int32_t>& routing) const {
+    const size_t bytes = static_cast<size_t>(experts_per_token_) * sizeof(int32_t);
+    for (int64_t t = 0; t < num_rows; ++t) {
+      std::memcpy(routing.data() + t * routing_width() + slot * experts_per_token_,
+                  layer_ids_.data() + t * experts_per_token_, bytes);
+    }
+  }
+
+  model::Model& model_;
+  int64_t kv_cols_ = 0;
+  int64_t num_moe_layers_ = 0;
+  int64_t experts_per_token_ = 0;
+  std::vector<int64_t> moe_slot_;  // per layer: its place among the MoE layers, or -1
+  Buffer cache_;
+  size_t cache_bytes_ = 0;
+  std::vector<model::KvLayer> kv_;
+  Buffer x_;
+  MatrixView x_TH_;
+  std::vector<int32_t> layer_ids_;
+};
+
+}  // namespace
+
+std::unique_ptr<Policy> make_model_policy(model::Model& model) {
+  return std::make_unique<ModelPolicy>(model);
+}
+
+}  // namespace accord::rollout

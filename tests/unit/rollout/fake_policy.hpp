@@ -1,0 +1,138 @@
+#pragma once
+// A policy whose logits are a hash of everything that its sequence has in the cache, read through the page
+// table: one wrong, stale or overwritten cache row changes every later token.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+#include "rollout/policy.hpp"
+#include "rollout/sampler.hpp"
+
+namespace accord::rollout::testing {
+
+inline uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+class FakePolicy : public Policy {
+ public:
+  static constexpr int64_t kVocab = 37;
+  static constexpr int64_t kMaxPositions = 600;
+  static constexpr int64_t kRoutingWidth = 2;
+
+  int64_t vocab_size() const override { return kVocab; }
+  int64_t max_positions() const override { return kMaxPositions; }
+  int64_t routing_width() const override { return kRoutingWidth; }
+  int64_t cache_row_bytes() const override { return sizeof(uint64_t); }
+
+  void reserve(int64_t cache_rows, int64_t max_batch_rows) override {
+    cache_.assign(static_cast<size_t>(cache_rows), 0xdeadbeefull);
+    max_rows_ = max_batch_rows;
+  }
+  std::span<std::byte> cache_memory() override { return std::as_writable_bytes(std::span(cache_)); }
+  void copy_rows(int32_t from, int32_t to, int32_t count) override {
+    for (int32_t i = 0; i < count; ++i) at(to + i) = at(from + i);
+  }
+
+  static uint64_t state_of(int32_t token, int32_t position, uint64_t context) {
+    return mix(mix(static_cast<uint64_t>(token) * 1000003 + static_cast<uint64_t>(position)) + context);
+  }
+  static float logit_of(uint64_t state, int64_t id) {
+    return static_cast<float>(mix(state + static_cast<uint64_t>(id) * 77777) >> 40) * 0x1p-22F;  // [0, 4)
+  }
+
+  void forward(const model::Batch& batch, std::vector<int32_t>* routing) override {
+    if (batch.num_rows() < 1 || batch.num_rows() > max_rows_) throw std::logic_error("batch size");
+    std::set<int32_t> written;
+    states_.clear();
+    if (routing != nullptr) routing->clear();
+    for (const model::Segment& segment : batch.segments) {
+      for (int32_t i = 0; i < segment.num_rows; ++i) {
+        const auto row = static_cast<size_t>(segment.row_begin + i);
+        const int32_t position = segment.first_position + i;
+        const int32_t cache_row = cache_row_of(segment, position);
+        if (row != states_.size() || batch.positions[row] != position || batch.kv_rows[row] != cache_row ||
+            !written.insert(cache_row).second) {
+          throw std::logic_error("inconsistent batch");
+        }
+        uint64_t context = 0;
+        for (int32_t p = 0; p < position; ++p) context = mix(context + at(cache_row_of(segment, p)));
+        const uint64_t state = state_of(batch.tokens[row], position, context);
+        at(cache_row) = state;
+        states_.push_back(state);
+        if (routing != nullptr) {
+          routing->push_back(static_cast<int32_t>(state & 0xff));
+          routing->push_back(static_cast<int32_t>((state >> 8) & 0xff));
+        }
+      }
+    }
+    largest_batch = std::max(largest_batch, batch.num_rows());
+  }
+
+  void logits(std::span<const int32_t> rows, MatrixView logits_RV) override {
+    for (size_t r = 0; r < rows.size(); ++r) {
+      const uint64_t state = states_.at(static_cast<size_t>(rows[r]));
+      for (int64_t id = 0; id < kVocab; ++id) {
+        logits_RV.row<float>(static_cast<int64_t>(r))[id] = logit_of(state, id) + spoil;
+      }
+    }
+    rows_with_logits += rows.size();
+  }
+
+  int64_t largest_batch = 0;
+  uint64_t rows_with_logits = 0;
+  float spoil = 0.0F;  // added to every logit
+
+ private:
+  uint64_t& at(int32_t row) { return cache_.at(static_cast<size_t>(row)); }
+  static int32_t cache_row_of(const model::Segment& segment, int32_t position) {
+    return segment.pages[position / model::kPageSize] + position % model::kPageSize;
+  }
+
+  std::vector<uint64_t> cache_;
+  std::vector<uint64_t> states_;
+  int64_t max_rows_ = 0;
+};
+
+// What an engine over FakePolicy must draw, computed one token at a time without a cache.
+inline Sample reference_sample(const Request& request, uint32_t sample_index, uint64_t run_seed) {
+  Sample sample;
+  sample.key = {.step = request.step, .prompt_id = request.prompt.id, .sample_index = sample_index};
+  sample.tokens = request.prompt.tokens;
+  sample.prompt_length = static_cast<int32_t>(sample.tokens.size());
+  std::vector<uint64_t> states;
+  SamplerScratch scratch;
+  while (true) {
+    for (size_t p = states.size(); p < sample.tokens.size(); ++p) {
+      uint64_t context = 0;
+      for (const uint64_t state : states) context = mix(context + state);
+      states.push_back(FakePolicy::state_of(sample.tokens[p], static_cast<int32_t>(p), context));
+    }
+    std::vector<float> logits;
+    for (int64_t id = 0; id < FakePolicy::kVocab; ++id)
+      logits.push_back(FakePolicy::logit_of(states.back(), id));
+    const auto position = static_cast<int32_t>(sample.tokens.size());
+    const auto drawn =
+        draw_token(logits, request.sampling, token_random(run_seed, sample.key, position), scratch);
+    sample.tokens.push_back(drawn.value().token);
+    sample.logprobs.push_back(drawn->logprob);
+    sample.sampling_logprobs.push_back(drawn->sampling_logprob);
+    const auto& stops = request.sampling.stop_tokens;
+    if (std::find(stops.begin(), stops.end(), drawn->token) != stops.end()) {
+      sample.finish = FinishReason::kStop;
+      return sample;
+    }
+    if (sample.response_length() == request.sampling.max_new_tokens) {
+      sample.finish = FinishReason::kLength;
+      return sample;
+    }
+  }
+}
+
+}  // namespace accord::rollout::testing
