@@ -277,6 +277,17 @@ StatusOr<Recipe> load_recipe(const std::string& path, std::span<const std::strin
 StatusOr<Recipe> parse_recipe(std::string_view text, std::string_view source,
                               std::span<const std::string> overrides = {});
 
+// A recipe that is valid, but may ask for features that this version lacks: `refused` is then the error that
+// load_recipe gives. For dry runs and conversions, which need not run the loop.
+struct Inspection {
+  Recipe recipe;
+  Status refused;
+};
+StatusOr<Inspection> inspect_recipe_file(const std::string& path,
+                                         std::span<const std::string> overrides = {});
+StatusOr<Inspection> inspect_recipe(std::string_view text, std::string_view source,
+                                    std::span<const std::string> overrides = {});
+
 // Every key with its resolved value; loads back to an equal Recipe.
 std::string to_yaml(const Recipe& recipe);
 

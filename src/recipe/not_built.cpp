@@ -1,0 +1,127 @@
+// What a recipe may say and this version cannot do yet: one row each. Building a feature deletes its row.
+#include <fmt/format.h>
+
+#include <iterator>
+
+#include "recipe/schema.hpp"
+
+namespace accord::recipe {
+namespace {
+
+struct NotBuilt {
+  const char* path;  // of the key
+  bool (*asked)(const Recipe&);
+  const char* feature;
+  const char* remedy;
+};
+
+constexpr NotBuilt kNotBuilt[] = {
+    {"model.reference", [](const Recipe& r) { return r.model.reference.has_value(); }, "a reference model",
+     "null"},
+    {"reward.type", [](const Recipe& r) { return r.reward.type == "external"; }, "an external reward",
+     "a built-in reward"},
+    {"rollout.device", [](const Recipe& r) { return r.rollout.device == DeviceChoice::kCuda; },
+     "rollout on CUDA", "auto or cpu"},
+    {"trainer.device", [](const Recipe& r) { return r.trainer.device == DeviceChoice::kCuda; },
+     "training on CUDA", "auto or cpu"},
+    {"trainer.workers", [](const Recipe& r) { return r.trainer.workers != 1; },
+     "more than one trainer worker", "1"},
+    {"trainer.updates_per_step", [](const Recipe& r) { return r.trainer.updates_per_step != 1; },
+     "more than one update per step", "1"},
+    {"trainer.expert_parallel", [](const Recipe& r) { return r.trainer.expert_parallel > 1; },
+     "expert parallelism", "auto"},
+    {"trainer.expert_tensor_parallel", [](const Recipe& r) { return r.trainer.expert_tensor_parallel != 1; },
+     "expert tensor parallelism", "1"},
+    {"algorithm.clip_dual", [](const Recipe& r) { return r.algorithm.clip_dual.has_value(); },
+     "dual clipping", "null"},
+    {"algorithm.advantage", [](const Recipe& r) { return r.algorithm.advantage != AdvantageKind::kStd; },
+     "this kind of advantage", "std"},
+    {"algorithm.aggregate", [](const Recipe& r) { return r.algorithm.aggregate != Aggregate::kTokenMean; },
+     "this aggregation", "token-mean"},
+    {"algorithm.kl_coefficient", [](const Recipe& r) { return r.algorithm.kl_coefficient != 0.0; },
+     "a KL term in the loss", "0.0"},
+    {"algorithm.reference_kl", [](const Recipe& r) { return r.algorithm.reference_kl; },
+     "the KL distance from a reference model", "false"},
+    {"algorithm.entropy_coefficient", [](const Recipe& r) { return r.algorithm.entropy_coefficient != 0.0; },
+     "an entropy term in the loss", "0.0"},
+    {"algorithm.routing_replay", [](const Recipe& r) { return r.algorithm.routing_replay; }, "routing replay",
+     "false"},
+    {"algorithm.importance_correction",
+     [](const Recipe& r) { return r.algorithm.importance_correction != ImportanceCorrection::kNone; },
+     "importance correction", "none"},
+    {"algorithm.filter_zero_std", [](const Recipe& r) { return r.algorithm.filter_zero_std; },
+     "filtering groups of equal rewards", "false"},
+    {"algorithm.overlong_penalty", [](const Recipe& r) { return r.algorithm.overlong_penalty.has_value(); },
+     "the penalty for overlong responses", "null"},
+    {"precision.backward",
+     [](const Recipe& r) { return r.precision.backward != BackwardMode::kHighPrecision; },
+     "this backward mode", "high_precision"},
+    {"precision.trainer_forward",
+     [](const Recipe& r) { return r.precision.trainer_forward != TrainerForward::kSame; },
+     "a trainer forward that differs from the rollout's", "same"},
+    {"precision.te_config_file", [](const Recipe& r) { return r.precision.te_config_file.has_value(); },
+     "reading a Transformer Engine precision file", "null, and write configs and matchers"},
+    {"precision.from_environment", [](const Recipe& r) { return r.precision.from_environment; },
+     "reading precision from environment variables", "false"},
+    {"restart", [](const Recipe& r) { return r.restart != RestartPolicy::kNever; }, "restarting lost workers",
+     "never"},
+    {"monitor.prometheus", [](const Recipe& r) { return r.monitor.prometheus.has_value(); },
+     "the Prometheus exporter", "null"},
+};
+
+// The same for keys of a precision config that an enabled matcher uses; `key` is the config's key.
+struct NotBuiltInLoop {
+  const char* key;
+  bool (*asked)(const PrecisionConfig&);
+  const char* feature;
+  const char* remedy;
+};
+
+constexpr NotBuiltInLoop kNotBuiltInLoop[] = {
+    {"format", [](const PrecisionConfig& c) { return c.format == WeightFormat::kNVFP4; },
+     "nvfp4 in training runs", "mxfp8 or bf16"},
+    {"four_over_six", [](const PrecisionConfig& c) { return c.four_over_six != FourOverSix::kNone; },
+     "four-over-six scaling in training runs", "none"},
+    {"e5m2_gradients", [](const PrecisionConfig& c) { return c.e5m2_gradients; }, "E5M2 gradients", "false"},
+    {"fast_math", [](const PrecisionConfig& c) { return c.fast_math; }, "fast math", "false"},
+};
+
+bool used_by_a_matcher(const PrecisionConfig& config, const PrecisionPart& precision) {
+  for (const PrecisionMatcher& matcher : precision.matchers) {
+    if (matcher.enabled && matcher.config == config.name) {
+      return true;
+    }
+  }
+  return false;
+}
+
+Problem refuse(std::string path, const char* feature, const char* remedy, const Findings& findings) {
+  const Location location = findings.location_of(path);
+  return {location, std::move(path),
+          fmt::format("{} is not built in this version (use {})", feature, remedy)};
+}
+
+}  // namespace
+
+std::vector<Problem> find_not_built(const Recipe& recipe, const Findings& findings) {
+  std::vector<Problem> refused;
+  for (const NotBuilt& row : kNotBuilt) {
+    if (row.asked(recipe)) {
+      refused.push_back(refuse(row.path, row.feature, row.remedy, findings));
+    }
+  }
+  for (const PrecisionConfig& config : recipe.precision.configs) {
+    if (!used_by_a_matcher(config, recipe.precision)) {
+      continue;
+    }
+    for (const NotBuiltInLoop& row : kNotBuiltInLoop) {
+      if (row.asked(config)) {
+        refused.push_back(refuse(fmt::format("precision.configs.{}.{}", config.name, row.key), row.feature,
+                                 row.remedy, findings));
+      }
+    }
+  }
+  return refused;
+}
+
+}  // namespace accord::recipe

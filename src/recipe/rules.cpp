@@ -1,0 +1,169 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <set>
+
+#include "recipe/schema.hpp"
+
+namespace accord::recipe {
+namespace {
+
+class Rules {
+ public:
+  Rules(const Recipe& recipe, Findings& findings) : r_(recipe), findings_(findings) {}
+
+  void check() {
+    check_run();
+    check_data();
+    check_rollout();
+    check_trainer();
+    check_optimizer("trainer.optimizer", r_.trainer.optimizer);
+    if (r_.sft) {
+      check_optimizer("sft.optimizer", r_.sft->optimizer);
+    }
+    check_precision();
+    check_monitor_and_debug();
+  }
+
+ private:
+  void fail(const std::string& path, std::string rule) {
+    findings_.add(findings_.location_of(path), path, std::move(rule));
+  }
+
+  void check_run() {
+    const auto bad = [](char c) { return c == '/' || static_cast<unsigned char>(c) < 0x20; };
+    const bool nameless = r_.run.name.empty() && !r_.run.dir.empty();
+    if (nameless || std::any_of(r_.run.name.begin(), r_.run.name.end(), bad) || r_.run.name == "." ||
+        r_.run.name == "..") {
+      fail("run.name",
+           "must be a plain name without '/' (where only run.dir is given, its last part is the name)");
+    }
+  }
+
+  void check_data() {
+    std::set<std::string> names;
+    for (size_t i = 0; i < r_.data.eval.size(); ++i) {
+      const std::string& name = r_.data.eval[i].name;
+      const std::string path = fmt::format("data.eval.{}.name", i);
+      const auto good = [](unsigned char c) {
+        return std::isalnum(c) != 0 || c == '_' || c == '-' || c == '.';
+      };
+      if (!std::all_of(name.begin(), name.end(), good)) {
+        fail(path, "must consist of letters, digits, '_', '-' and '.' (it becomes part of metric names)");
+      }
+      if (!name.empty() && !names.insert(name).second) {
+        fail(path, fmt::format("'{}' is taken by an earlier evaluation set (rename one)", name));
+      }
+    }
+  }
+
+  void check_rollout() {
+    const RolloutPart& rollout = r_.rollout;
+    if (rollout.top_k == 0) {
+      fail("rollout.top_k", "must be -1 (all) or at least 1, is 0");
+    }
+    if (rollout.samples_per_prompt < 2) {
+      fail("rollout.samples_per_prompt",
+           "must be at least 2: a group of one sample has no spread, so its advantage is always 0");
+    }
+    const int64_t sample = rollout.max_prompt_tokens + rollout.max_response_tokens;
+    if (rollout.kv_cache_tokens != 0 && rollout.kv_cache_tokens < sample) {
+      fail("rollout.kv_cache_tokens",
+           fmt::format(
+               "must be 0 (auto) or hold one sample of max_prompt_tokens + max_response_tokens = {}, is {}",
+               sample, rollout.kv_cache_tokens));
+    }
+  }
+
+  void check_trainer() {
+    const int64_t sample = r_.rollout.max_prompt_tokens + r_.rollout.max_response_tokens;
+    if (r_.trainer.tokens_per_microbatch < sample) {
+      fail("trainer.tokens_per_microbatch",
+           fmt::format("must hold one sample of rollout.max_prompt_tokens + max_response_tokens = {}, is {}",
+                       sample, r_.trainer.tokens_per_microbatch));
+    }
+  }
+
+  void check_optimizer(const std::string& path, const OptimizerPart& optimizer) {
+    if (optimizer.schedule == Schedule::kConstant && optimizer.min_lr != 0.0) {
+      fail(path + ".min_lr", "does nothing with schedule constant (remove it, or choose linear or cosine)");
+    }
+    if (optimizer.min_lr > optimizer.lr) {
+      fail(path + ".min_lr", fmt::format("must be at most lr = {}, is {}", optimizer.lr, optimizer.min_lr));
+    }
+  }
+
+  void check_precision() {
+    const PrecisionPart& precision = r_.precision;
+    std::set<std::string> names;
+    std::vector<std::string> known;
+    for (const PrecisionConfig& config : precision.configs) {
+      known.push_back(config.name);
+    }
+    bool nvfp4 = false;
+    for (size_t i = 0; i < precision.matchers.size(); ++i) {
+      const PrecisionMatcher& matcher = precision.matchers[i];
+      const std::string path = fmt::format("precision.matchers.{}", i);
+      if (!matcher.name.empty() && !names.insert(matcher.name).second) {
+        fail(path + ".name", fmt::format("'{}' is taken by an earlier matcher (rename one)", matcher.name));
+      }
+      const PrecisionConfig* config = precision.find_config(matcher.config);
+      if (config == nullptr && !matcher.config.empty()) {
+        const auto guess = nearest(matcher.config, known);
+        fail(path + ".config",
+             guess ? fmt::format("no config '{}' in precision.configs (did you mean '{}'?)", matcher.config,
+                                 *guess)
+                   : fmt::format("no config '{}' in precision.configs (add it there)", matcher.config));
+      }
+      nvfp4 = nvfp4 || (config != nullptr && matcher.enabled && config->format == WeightFormat::kNVFP4);
+    }
+    for (const PrecisionConfig& config : precision.configs) {
+      const std::string path = "precision.configs." + config.name;
+      if (config.layout == ScaleLayout::k16x16 && config.scope == ScaleScope::kToken &&
+          config.format == WeightFormat::kNVFP4) {
+        fail(path + ".layout", "16x16 needs scope tensor (set scope: tensor, or layout: 1x16)");
+      }
+    }
+    if (nvfp4 && precision.backward == BackwardMode::kQuantized) {
+      fail("precision.backward",
+           "quantized exists for mxfp8 only (use high_precision or dequantized with nvfp4)");
+    }
+    if (precision.trainer_forward == TrainerForward::kBF16) {
+      if (!precision.allow_mismatch) {
+        fail("precision.trainer_forward",
+             "bf16 needs precision.allow_mismatch: true, because the trainer then"
+             " computes another policy than the rollout");
+      }
+      if (nvfp4) {
+        fail("precision.trainer_forward", "bf16 is legal with an mxfp8 rollout only (use same with nvfp4)");
+      }
+    } else if (precision.allow_mismatch) {
+      fail("precision.allow_mismatch", "does nothing with trainer_forward same (remove it)");
+    }
+  }
+
+  void check_monitor_and_debug() {
+    const std::string& listen = r_.monitor.listen;
+    const size_t colon = listen.rfind(':');
+    const auto port =
+        colon == std::string::npos ? std::nullopt : parse_integer(std::string_view(listen).substr(colon + 1));
+    if (!port || colon == 0 || *port < 0 || *port > 65535) {
+      fail("monitor.listen",
+           fmt::format("must be HOST:PORT with a port from 0 (any free one) to 65535, is '{}'", listen));
+    }
+    if (r_.debug.corrupt_rollout && r_.debug.corrupt_rollout->rank >= r_.rollout.workers) {
+      fail("debug.corrupt_rollout.rank", fmt::format("must be below rollout.workers = {}, is {}",
+                                                     r_.rollout.workers, r_.debug.corrupt_rollout->rank));
+    }
+  }
+
+  const Recipe& r_;
+  Findings& findings_;
+};
+
+}  // namespace
+
+void check_rules(const Recipe& recipe, Findings& findings) { Rules(recipe, findings).check(); }
+
+}  // namespace accord::recipe
