@@ -3,11 +3,15 @@
 // main runs the action, prints its error and exits with its code.
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <string>
 
 #include "base/status.hpp"
 
 namespace accord::cli {
 
 using Action = std::function<Status()>;
+
+// Version, commit and build options, as --version prints them. Controller and workers must agree on it.
+std::string build_id();
 
 }  // namespace accord::cli

@@ -4,4 +4,11 @@
 
 namespace accord::cli {
 
+void add_run(CLI::App& app, Action& action);
+void add_controller(CLI::App& app, Action& action);
+void add_worker(CLI::App& app, Action& action);
+void add_status(CLI::App& app, Action& action);
+void add_watch(CLI::App& app, Action& action);
+void add_stop(CLI::App& app, Action& action);
+
 }  // namespace accord::cli

@@ -1,19 +1,25 @@
 #include <cstdio>
 #include <string>
 
-#include "accord_version.hpp"
 #include "base/log.hpp"
 #include "cli/commands.hpp"
 
 int main(int argc, char** argv) {
   using namespace accord;
-  CLI::App app{"accord: reinforcement learning of language models in low precision, the same policy everywhere"};
-  app.set_version_flag("--version", std::string("accord ") + ACCORD_VERSION + " (" + ACCORD_COMMIT + "; " + ACCORD_BUILD + ")");
+  CLI::App app{
+      "accord: reinforcement learning of language models in low precision, the same policy everywhere"};
+  app.set_version_flag("--version", cli::build_id());
   app.require_subcommand(1);
   bool verbose = false;
   app.add_flag("-v,--verbose", verbose, "Log debug detail to stderr");
 
   cli::Action action;
+  cli::add_run(app, action);
+  cli::add_controller(app, action);
+  cli::add_worker(app, action);
+  cli::add_status(app, action);
+  cli::add_watch(app, action);
+  cli::add_stop(app, action);
 
   try {
     app.parse(argc, argv);

@@ -49,15 +49,18 @@ StatusOr<RunDirectory> RunDirectory::open(const std::string& path, bool resume) 
     if (errno != EWOULDBLOCK) {
       return io_error("{}: cannot lock: {}", lock_path, std::strerror(errno));
     }
-    return make_error(ExitCode::kRunLocked,
-                      fmt::format("run.dir {} is in use by {}; wait for it, stop it with 'accord stop', or set another "
-                                  "run.dir",
-                                  path, read_holder(fd)));
+    return make_error(
+        ExitCode::kRunLocked,
+        fmt::format("run.dir {} is in use by {}; wait for it, stop it with 'accord stop', or set another "
+                    "run.dir",
+                    path, read_holder(fd)));
   }
   const bool used = std::filesystem::exists(path + "/metrics.jsonl", error);
   if (used && !resume) {
     return usage_error(
-        "run.dir {} already holds a run (metrics.jsonl exists); continue it with --resume, or set another run.dir", path);
+        "run.dir {} already holds a run (metrics.jsonl exists); continue it with --resume, or set another "
+        "run.dir",
+        path);
   }
   for (const char* name : {"samples", "logs", "checkpoints"}) {
     std::filesystem::create_directories(directory.file(name), error);
@@ -85,7 +88,8 @@ RunDirectory::~RunDirectory() {
 
 Status RunDirectory::describe_holder(const std::string& address) {
   const std::string text = fmt::format("pid {} on {}, listening on {}\n", getpid(), host_name(), address);
-  if (ftruncate(lock_fd_, 0) != 0 || pwrite(lock_fd_, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
+  if (ftruncate(lock_fd_, 0) != 0 ||
+      pwrite(lock_fd_, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
     return io_error("{}/lock: cannot write: {}", path_, std::strerror(errno));
   }
   return absl::OkStatus();

@@ -72,7 +72,8 @@ void RunState::finish() {
   changed_.notify_all();
 }
 
-std::vector<StepRecord> RunState::wait_records(size_t seen, std::chrono::milliseconds timeout, bool* finished) const {
+std::vector<StepRecord> RunState::wait_records(size_t seen, std::chrono::milliseconds timeout,
+                                               bool* finished) const {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, timeout, [&] { return finished_ || records_.size() > seen; });
   *finished = finished_ && records_.size() <= seen;

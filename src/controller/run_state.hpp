@@ -15,10 +15,10 @@
 namespace accord::controller {
 
 struct WorkerState {
-  std::string name;             // rollout/0
+  std::string name;  // rollout/0
   std::string address;
   int64_t pid = 0;
-  std::string state;            // registered, ready, lost
+  std::string state;  // registered, ready, lost
   uint64_t weight_version = 0;
 };
 
@@ -33,7 +33,7 @@ struct RunSnapshot {
   uint64_t epoch = 0;
   std::string directory;
   std::string phase;
-  uint64_t step = 0;            // last committed
+  uint64_t step = 0;  // last committed
   uint64_t steps = 0;
   uint64_t weight_version = 0;
   std::vector<WorkerState> workers;
@@ -45,14 +45,14 @@ class RunState {
  public:
   RunSnapshot snapshot() const;
 
-  void describe(const std::string& run, const std::string& run_id, uint64_t epoch, const std::string& directory,
-                uint64_t steps);
+  void describe(const std::string& run, const std::string& run_id, uint64_t epoch,
+                const std::string& directory, uint64_t steps);
   void set_phase(const std::string& phase);
   void set_version(uint64_t version);
   void set_worker(const WorkerState& worker);  // by name
   void warn(const std::string& message);       // also logged; the newest 100 are kept
   void commit(const StepRecord& record);
-  void finish();                               // watchers end
+  void finish();  // watchers end
 
   // Records after the first `seen`; blocks until there is one, the run has finished (empty) or `timeout`.
   std::vector<StepRecord> wait_records(size_t seen, std::chrono::milliseconds timeout, bool* finished) const;

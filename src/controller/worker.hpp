@@ -17,10 +17,10 @@ namespace accord::controller {
 using Millis = std::chrono::milliseconds;
 
 struct SetupJob {
-  std::string recipe_yaml;      // resolved
-  std::string plan_digest;      // the controller's; a worker that computes another one refuses
+  std::string recipe_yaml;  // resolved
+  std::string plan_digest;  // the controller's; a worker that computes another one refuses
   std::string manifest_digest;
-  std::string resume_dir;       // trainer: a checkpoint's directory; empty: start from the model's weights
+  std::string resume_dir;  // trainer: a checkpoint's directory; empty: start from the model's weights
 };
 
 struct SetupReport {
@@ -41,7 +41,7 @@ struct TensorRecord {
   std::string name;
   std::string digest;
   double amax = 0.0;
-  double saturated = 0.0;       // shares of the tensor's elements
+  double saturated = 0.0;  // shares of the tensor's elements
   double flushed = 0.0;
 };
 
@@ -52,7 +52,7 @@ struct SyncJob {
 };
 
 struct SyncReport {
-  uint64_t version = 0;         // the version that is served from now on
+  uint64_t version = 0;  // the version that is served from now on
   int64_t bytes = 0;
   int32_t attempts = 0;
 };
@@ -65,7 +65,7 @@ struct GenerateJob {
   std::vector<uint32_t> first_sample;
   int32_t num_samples = 1;
   SamplingParams sampling;
-  bool keep = false;            // hold the trajectories until release()
+  bool keep = false;  // hold the trajectories until release()
   Millis timeout{0};
 };
 
@@ -81,7 +81,7 @@ struct SampleSummary {
 
 struct TrainSampleRef {
   SampleKey key;
-  std::string holder;           // address of the rollout worker that has the trajectory
+  std::string holder;  // address of the rollout worker that has the trajectory
   int32_t num_tokens = 0;
   double advantage = 0.0;
 };
@@ -105,7 +105,7 @@ struct SftJob {
 };
 
 struct SaveJob {
-  std::string directory;        // the checkpoint's temporary directory
+  std::string directory;  // the checkpoint's temporary directory
   bool save_hf = true;
   Millis timeout{0};
 };
@@ -139,6 +139,7 @@ class TrainerWorker : public Worker {
 };
 
 // How a trainer reaches the rollout worker at an address.
-using FetchSamples = std::function<StatusOr<std::vector<Sample>>(const std::string& holder, std::span<const SampleKey>)>;
+using FetchSamples =
+    std::function<StatusOr<std::vector<Sample>>(const std::string& holder, std::span<const SampleKey>)>;
 
 }  // namespace accord::controller

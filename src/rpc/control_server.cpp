@@ -35,8 +35,8 @@ struct ControlServer::Impl {
 
 ControlServer::ControlServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-StatusOr<std::unique_ptr<ControlServer>> ControlServer::start(const Options& options, controller::RunState& state,
-                                                              OnLost on_lost) {
+StatusOr<std::unique_ptr<ControlServer>> ControlServer::start(const Options& options,
+                                                              controller::RunState& state, OnLost on_lost) {
   ACCORD_RETURN_IF_ERROR(check_loopback(options.listen));
   enable_plugins_once();
   auto impl = std::make_unique<Impl>(options, state, std::move(on_lost));
@@ -63,8 +63,8 @@ ControlServer::~ControlServer() {
 
 const std::string& ControlServer::address() const { return impl_->address; }
 
-StatusOr<std::map<std::string, Member>> ControlServer::wait_registered(std::chrono::milliseconds timeout,
-                                                                       const std::function<Status()>& give_up) {
+StatusOr<std::map<std::string, Member>> ControlServer::wait_registered(
+    std::chrono::milliseconds timeout, const std::function<Status()>& give_up) {
   return impl_->control.wait_registered(timeout, give_up);
 }
 

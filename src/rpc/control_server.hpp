@@ -17,7 +17,7 @@
 namespace accord::rpc {
 
 struct Member {
-  std::string name;             // rollout/0
+  std::string name;  // rollout/0
   std::string address;
   int64_t pid = 0;
 };
@@ -25,8 +25,8 @@ struct Member {
 class ControlServer {
  public:
   struct Options {
-    std::string listen;         // HOST:PORT, port 0 picks one
-    std::string build;          // workers of another build are refused
+    std::string listen;  // HOST:PORT, port 0 picks one
+    std::string build;   // workers of another build are refused
     Identity identity;
     std::vector<std::string> expected;  // names of all members
   };

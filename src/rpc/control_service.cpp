@@ -30,11 +30,12 @@ grpc::Status ControlService::Register(grpc::ServerContext*, const v1::RegisterRe
   if (request->build() != options_.build) {
     return to_grpc(make_error(
         ExitCode::kUnavailable,
-        fmt::format("{} is build '{}', the controller is build '{}'; start the same program on every machine", name,
-                    request->build(), options_.build)));
+        fmt::format("{} is build '{}', the controller is build '{}'; start the same program on every machine",
+                    name, request->build(), options_.build)));
   }
   if (std::find(options_.expected.begin(), options_.expected.end(), name) == options_.expected.end()) {
-    return to_grpc(usage_error("this run has no {}; its members are: {}", name, fmt::join(options_.expected, ", ")));
+    return to_grpc(
+        usage_error("this run has no {}; its members are: {}", name, fmt::join(options_.expected, ", ")));
   }
   const std::lock_guard lock(mutex_);
   const auto known = members_.find(name);
@@ -129,8 +130,8 @@ grpc::Status ControlService::StoreGet(grpc::ServerContext* context, const v1::St
   return grpc::Status::OK;
 }
 
-StatusOr<std::map<std::string, Member>> ControlService::wait_registered(std::chrono::milliseconds timeout,
-                                                                        const std::function<Status()>& give_up) {
+StatusOr<std::map<std::string, Member>> ControlService::wait_registered(
+    std::chrono::milliseconds timeout, const std::function<Status()>& give_up) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   std::unique_lock lock(mutex_);
   while (attached_.size() < options_.expected.size()) {
@@ -144,10 +145,11 @@ StatusOr<std::map<std::string, Member>> ControlService::wait_registered(std::chr
           missing.push_back(name);
         }
       }
-      return make_error(ExitCode::kWorkerLost,
-                        fmt::format("these workers did not register within {} s: {}; start them with 'accord worker', "
-                                    "or raise deadlines.register",
-                                    timeout.count() / 1000, fmt::join(missing, ", ")));
+      return make_error(
+          ExitCode::kWorkerLost,
+          fmt::format("these workers did not register within {} s: {}; start them with 'accord worker', "
+                      "or raise deadlines.register",
+                      timeout.count() / 1000, fmt::join(missing, ", ")));
     }
     changed_.wait_for(lock, kPollInterval);
   }

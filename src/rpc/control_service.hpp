@@ -15,7 +15,8 @@ std::string member_name(v1::Pool pool, int rank);
 
 class ControlService final : public v1::Control::Service {
  public:
-  ControlService(const ControlServer::Options& options, controller::RunState& state, ControlServer::OnLost on_lost);
+  ControlService(const ControlServer::Options& options, controller::RunState& state,
+                 ControlServer::OnLost on_lost);
 
   grpc::Status Register(grpc::ServerContext* context, const v1::RegisterRequest* request,
                         v1::RegisterReply* reply) override;

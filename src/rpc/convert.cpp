@@ -112,7 +112,8 @@ controller::TrainJob from_proto(const v1::TrainRequest& m) {
   job.step = m.step();
   job.weight_version = m.weight_version();
   for (const v1::TrainSampleMessage& sample : m.samples()) {
-    job.samples.push_back({from_proto(sample.key()), sample.holder(), sample.num_tokens(), sample.advantage()});
+    job.samples.push_back(
+        {from_proto(sample.key()), sample.holder(), sample.num_tokens(), sample.advantage()});
   }
   return job;
 }

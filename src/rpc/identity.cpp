@@ -9,7 +9,8 @@ constexpr int kKeepaliveMs = 10'000;
 
 std::string metadata_value(const grpc::ServerContext& context, const char* key) {
   const auto it = context.client_metadata().find(key);
-  return it == context.client_metadata().end() ? std::string() : std::string(it->second.data(), it->second.size());
+  return it == context.client_metadata().end() ? std::string()
+                                               : std::string(it->second.data(), it->second.size());
 }
 
 }  // namespace
@@ -24,8 +25,8 @@ Status check_identity(const grpc::ServerContext& context, const Identity& expect
   const std::string epoch = metadata_value(context, kEpochKey);
   if (run != expected.run_id || epoch != std::to_string(expected.epoch)) {
     return absl::FailedPreconditionError(
-        fmt::format("the call is for run '{}' epoch '{}', this process belongs to run '{}' epoch {}", run, epoch,
-                    expected.run_id, expected.epoch));
+        fmt::format("the call is for run '{}' epoch '{}', this process belongs to run '{}' epoch {}", run,
+                    epoch, expected.run_id, expected.epoch));
   }
   return absl::OkStatus();
 }
@@ -48,7 +49,8 @@ Status check_loopback(const std::string& address) {
   const std::string host = address.substr(0, colon);
   if (colon == std::string::npos || (host.rfind("127.", 0) != 0 && host != "localhost" && host != "[::1]")) {
     return usage_error(
-        "listen address '{}': must be HOST:PORT with a loopback host (127.0.0.1, localhost, [::1]); calls are not "
+        "listen address '{}': must be HOST:PORT with a loopback host (127.0.0.1, localhost, [::1]); calls "
+        "are not "
         "authenticated in this version",
         address);
   }

@@ -29,8 +29,8 @@ StatusOr<StatusInfo> get_status(const std::string& address) {
   grpc::ClientContext context;
   set_deadline(context);
   v1::GetStatusReply reply;
-  ACCORD_RETURN_IF_ERROR(
-      from_grpc(stub->GetStatus(&context, {}, &reply), "asking the controller at " + address + " for its status"));
+  ACCORD_RETURN_IF_ERROR(from_grpc(stub->GetStatus(&context, {}, &reply),
+                                   "asking the controller at " + address + " for its status"));
   StatusInfo info;
   info.run.run = reply.run();
   info.run.run_id = reply.run_id();

@@ -8,7 +8,8 @@
 
 namespace accord::rpc {
 
-grpc::Status StatusService::GetStatus(grpc::ServerContext*, const v1::GetStatusRequest*, v1::GetStatusReply* reply) {
+grpc::Status StatusService::GetStatus(grpc::ServerContext*, const v1::GetStatusRequest*,
+                                      v1::GetStatusReply* reply) {
   *reply = to_proto(state_.snapshot());
   for (const WaitList::Entry& entry : state_.waits().snapshot()) {
     v1::WaitStatus* wait = reply->add_waits();

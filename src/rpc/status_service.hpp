@@ -13,7 +13,8 @@ class StatusService final : public v1::Status::Service {
                          v1::GetStatusReply* reply) override;
   grpc::Status Watch(grpc::ServerContext* context, const v1::WatchRequest* request,
                      grpc::ServerWriter<v1::StepMetrics>* writer) override;
-  grpc::Status Stop(grpc::ServerContext* context, const v1::StopRequest* request, v1::StopReply* reply) override;
+  grpc::Status Stop(grpc::ServerContext* context, const v1::StopRequest* request,
+                    v1::StopReply* reply) override;
 
  private:
   controller::RunState& state_;

@@ -15,7 +15,8 @@ using controller::Millis;
 // One call: identity, deadline, named wait, cancellation.
 class Call {
  public:
-  Call(const ClientOptions& options, WaitList& waits, Canceller& canceller, const std::string& what, Millis timeout)
+  Call(const ClientOptions& options, WaitList& waits, Canceller& canceller, const std::string& what,
+       Millis timeout)
       : name_(what + " on " + options.name),
         wait_(&waits, name_, Deadline::after(timeout)),
         scope_(canceller, context_) {
@@ -49,7 +50,8 @@ StatusOr<std::vector<Sample>> fetch_from(v1::Worker::Stub& stub, grpc::ClientCon
   }
   ACCORD_RETURN_IF_ERROR(from_grpc(reader->Finish(), "Fetch from " + name));
   if (samples.size() != keys.size()) {
-    return internal_error("Fetch from {}: {} trajectories came for {} keys", name, samples.size(), keys.size());
+    return internal_error("Fetch from {}: {} trajectories came for {} keys", name, samples.size(),
+                          keys.size());
   }
   return samples;
 }
@@ -59,7 +61,10 @@ template <class Base>
 class Client : public Base {
  public:
   Client(const ClientOptions& options, WaitList& waits, Canceller& canceller)
-      : options_(options), waits_(waits), canceller_(canceller), stub_(v1::Worker::NewStub(make_channel(options.address))) {}
+      : options_(options),
+        waits_(waits),
+        canceller_(canceller),
+        stub_(v1::Worker::NewStub(make_channel(options.address))) {}
 
   std::string address() const override { return options_.address; }
 
@@ -140,7 +145,8 @@ class TrainerClient final : public Client<controller::TrainerWorker> {
     v1::ExportRequest request;
     request.set_version(version);
     v1::ExportReply reply;
-    Call call(options_, waits_, canceller_, fmt::format("Export of version {}", version), options_.save_timeout);
+    Call call(options_, waits_, canceller_, fmt::format("Export of version {}", version),
+              options_.save_timeout);
     ACCORD_RETURN_IF_ERROR(call.result(stub_->Export(call.context(), request, &reply)));
     std::vector<controller::TensorRecord> records;
     for (const v1::TensorRecord& record : reply.tensors()) {
@@ -216,7 +222,9 @@ std::unique_ptr<controller::TrainerWorker> make_trainer_client(const ClientOptio
 controller::FetchSamples make_sample_fetcher(const Identity& identity, Millis timeout) {
   // std::function copies; the channels are shared by all copies.
   const auto fetcher = std::make_shared<Fetcher>(identity, timeout);
-  return [fetcher](const std::string& holder, std::span<const SampleKey> keys) { return (*fetcher)(holder, keys); };
+  return [fetcher](const std::string& holder, std::span<const SampleKey> keys) {
+    return (*fetcher)(holder, keys);
+  };
 }
 
 }  // namespace accord::rpc

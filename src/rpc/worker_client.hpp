@@ -11,7 +11,7 @@
 namespace accord::rpc {
 
 struct ClientOptions {
-  std::string name;             // rollout/0: for messages and named waits
+  std::string name;  // rollout/0: for messages and named waits
   std::string address;
   Identity identity;
   controller::Millis setup_timeout{0};

@@ -32,7 +32,8 @@ StatusOr<Identity> register_worker(v1::Control::Stub& stub, const WorkerProcessO
   request.set_address(address);
   request.set_pid(getpid());
   request.set_build(options.build);
-  const Wait wait(nullptr, "the controller at " + options.controller, Deadline::after(options.register_timeout));
+  const Wait wait(nullptr, "the controller at " + options.controller,
+                  Deadline::after(options.register_timeout));
   while (true) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + kRegisterCallTimeout);
@@ -41,7 +42,8 @@ StatusOr<Identity> register_worker(v1::Control::Stub& stub, const WorkerProcessO
     if (status.ok()) {
       return Identity{reply.run_id(), reply.epoch()};
     }
-    const bool unreachable = status.error_code() == grpc::StatusCode::UNAVAILABLE && status.error_details().empty();
+    const bool unreachable =
+        status.error_code() == grpc::StatusCode::UNAVAILABLE && status.error_details().empty();
     if (!unreachable) {
       return from_grpc(status, "registering with the controller at " + options.controller);
     }

@@ -10,16 +10,16 @@
 namespace accord::rpc {
 
 struct WorkerProcessOptions {
-  bool trainer = false;         // which pool
+  bool trainer = false;  // which pool
   int32_t rank = 0;
-  std::string controller;       // HOST:PORT
+  std::string controller;  // HOST:PORT
   std::string build;
   controller::Millis register_timeout{0};
 };
 
 // Filled in once the worker has registered; given to the pool member when it is made.
 struct WorkerLinks {
-  GrpcStore store;              // the communicators' rendezvous
+  GrpcStore store;  // the communicators' rendezvous
   controller::FetchSamples fetch;
 };
 

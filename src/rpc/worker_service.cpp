@@ -63,7 +63,8 @@ grpc::Status WorkerService::Setup(grpc::ServerContext* context, const v1::SetupR
   return to_grpc(report.status());
 }
 
-grpc::Status WorkerService::Join(grpc::ServerContext* context, const v1::JoinRequest* request, v1::JoinReply*) {
+grpc::Status WorkerService::Join(grpc::ServerContext* context, const v1::JoinRequest* request,
+                                 v1::JoinReply*) {
   if (const Status status = check(context); !status.ok()) {
     return to_grpc(status);
   }
@@ -87,7 +88,8 @@ grpc::Status WorkerService::Export(grpc::ServerContext* context, const v1::Expor
   return to_grpc(records.status());
 }
 
-grpc::Status WorkerService::Sync(grpc::ServerContext* context, const v1::SyncRequest* request, v1::SyncReply* reply) {
+grpc::Status WorkerService::Sync(grpc::ServerContext* context, const v1::SyncRequest* request,
+                                 v1::SyncReply* reply) {
   if (const Status status = check(context); !status.ok()) {
     return to_grpc(status);
   }
@@ -164,7 +166,8 @@ grpc::Status WorkerService::Train(grpc::ServerContext* context, const v1::TrainR
   return to_grpc(metrics.status());
 }
 
-grpc::Status WorkerService::Sft(grpc::ServerContext* context, const v1::SftRequest* request, v1::TrainReply* reply) {
+grpc::Status WorkerService::Sft(grpc::ServerContext* context, const v1::SftRequest* request,
+                                v1::TrainReply* reply) {
   if (const Status status = require_trainer(context, "Sft"); !status.ok()) {
     return to_grpc(status);
   }
@@ -176,7 +179,8 @@ grpc::Status WorkerService::Sft(grpc::ServerContext* context, const v1::SftReque
   return to_grpc(metrics.status());
 }
 
-grpc::Status WorkerService::Save(grpc::ServerContext* context, const v1::SaveRequest* request, v1::SaveReply*) {
+grpc::Status WorkerService::Save(grpc::ServerContext* context, const v1::SaveRequest* request,
+                                 v1::SaveReply*) {
   if (const Status status = require_trainer(context, "Save"); !status.ok()) {
     return to_grpc(status);
   }

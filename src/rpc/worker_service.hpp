@@ -23,7 +23,8 @@ class WorkerService final : public v1::Worker::Service {
   grpc::Status Sync(grpc::ServerContext*, const v1::SyncRequest*, v1::SyncReply*) override;
   grpc::Status Generate(grpc::ServerContext*, const v1::GenerateRequest*,
                         grpc::ServerWriter<v1::SampleSummary>*) override;
-  grpc::Status Fetch(grpc::ServerContext*, const v1::FetchRequest*, grpc::ServerWriter<v1::TrajectoryChunk>*) override;
+  grpc::Status Fetch(grpc::ServerContext*, const v1::FetchRequest*,
+                     grpc::ServerWriter<v1::TrajectoryChunk>*) override;
   grpc::Status Release(grpc::ServerContext*, const v1::ReleaseRequest*, v1::ReleaseReply*) override;
   grpc::Status Train(grpc::ServerContext*, const v1::TrainRequest*, v1::TrainReply*) override;
   grpc::Status Sft(grpc::ServerContext*, const v1::SftRequest*, v1::TrainReply*) override;

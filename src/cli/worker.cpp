@@ -1,0 +1,69 @@
+#include "base/log.hpp"
+#include "cli/commands.hpp"
+#include "controller/local_processes.hpp"
+#include "controller/rollout_worker.hpp"
+#include "controller/trainer_worker.hpp"
+#include "rpc/worker_process.hpp"
+
+namespace accord::cli {
+namespace {
+
+struct WorkerArguments {
+  std::string pool;
+  int32_t rank = 0;
+  std::string controller;
+  std::string device = "cpu";
+  int64_t register_seconds = 120;
+};
+
+Status run(const WorkerArguments& arguments) {
+  ACCORD_RETURN_IF_ERROR(controller::die_with_parent());
+  log::set_identity(fmt::format("{}/{}", arguments.pool, arguments.rank));
+  if (arguments.device != "cpu") {
+    return unavailable_error("--device {}: this build has CPU kernels only; use --device cpu",
+                             arguments.device);
+  }
+  rpc::WorkerProcessOptions options;
+  options.trainer = arguments.pool == "trainer";
+  options.rank = arguments.rank;
+  options.controller = arguments.controller;
+  options.build = build_id();
+  options.register_timeout = std::chrono::seconds(arguments.register_seconds);
+
+  rpc::WorkerLinks links;
+  std::string address;
+  if (options.trainer) {
+    const auto fetch = [&links](const std::string& holder, std::span<const SampleKey> keys) {
+      return links.fetch(holder, keys);
+    };
+    const auto worker = controller::make_trainer_worker(arguments.rank, links.store, fetch);
+    return rpc::run_worker(options, links, nullptr, worker.get(), &address);
+  }
+  const auto worker = controller::make_rollout_worker(arguments.rank, links.store);
+  return rpc::run_worker(options, links, worker.get(), nullptr, &address);
+}
+
+}  // namespace
+
+void add_worker(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("worker", "One member of a pool");
+  const auto arguments = std::make_shared<WorkerArguments>();
+  command->add_option("--pool", arguments->pool, "rollout or trainer")
+      ->required()
+      ->check(CLI::IsMember({"rollout", "trainer"}));
+  command->add_option("--rank", arguments->rank, "Its number in the pool, from 0")
+      ->required()
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--controller", arguments->controller, "The controller's address")
+      ->required()
+      ->type_name("HOST:PORT");
+  command->add_option("--device", arguments->device, "cpu")->capture_default_str();
+  command
+      ->add_option("--register-timeout", arguments->register_seconds,
+                   "How long to look for the controller, in seconds")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  command->callback([arguments, &action] { action = [arguments] { return run(*arguments); }; });
+}
+
+}  // namespace accord::cli

@@ -1,0 +1,40 @@
+#pragma once
+// Everything a run reads, loaded and checked before anything is started or written.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/model_config.hpp"
+#include "base/status.hpp"
+#include "controller/worker.hpp"
+#include "precision/plan.hpp"
+#include "recipe/recipe.hpp"
+#include "reward/reward.hpp"
+#include "text/chat_template.hpp"
+#include "text/dataset.hpp"
+#include "text/tokenizer.hpp"
+
+namespace accord::controller {
+
+struct EvalInput {
+  recipe::EvalData options;
+  std::unique_ptr<text::Dataset> data;
+};
+
+struct RunInputs {
+  recipe::Recipe recipe;
+  std::string recipe_yaml;  // resolved
+  ModelConfig config;
+  precision::PrecisionPlan plan;
+  WeightManifest manifest;
+  std::unique_ptr<text::Tokenizer> tokenizer;
+  std::unique_ptr<text::Dataset> train;
+  std::vector<EvalInput> evals;
+  std::vector<SftSample> sft;  // empty: no warm start
+  std::unique_ptr<reward::Scorer> scorer;
+  std::vector<int32_t> stop_tokens;  // the model's and the tokenizer's end-of-text ids
+};
+
+StatusOr<std::unique_ptr<RunInputs>> load_run_inputs(const recipe::Recipe& recipe);
+
+}  // namespace accord::controller

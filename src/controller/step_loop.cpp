@@ -1,0 +1,308 @@
+#include "controller/step_loop.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "base/log.hpp"
+#include "controller/checkpointing.hpp"
+#include "controller/evaluation.hpp"
+#include "controller/rollout_phase.hpp"
+#include "controller/samples_file.hpp"
+#include "controller/step_metrics.hpp"
+#include "telemetry/metrics_writer.hpp"
+#include "telemetry/progress.hpp"
+#include "telemetry/tensorboard.hpp"
+#include "trainer/objective.hpp"
+#include "weights/ledger.hpp"
+
+namespace accord::controller {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+Millis seconds(int64_t count) { return std::chrono::seconds(count); }
+
+}  // namespace
+
+struct StepLoop::Impl {
+  const RunInputs& inputs;
+  const recipe::Recipe& recipe;
+  const Pools& pools;
+  RunDirectory& directory;
+  RunState& state;
+  const LoopOptions options;
+
+  text::EpochSampler prompts_order{inputs.recipe.run.seed, inputs.train->size()};
+  std::unique_ptr<telemetry::MetricsWriter> metrics_file;
+  std::unique_ptr<telemetry::TensorBoardWriter> tensorboard;
+  std::unique_ptr<weights::Ledger> ledger;
+  RewardWatch reward_watch;
+  uint64_t version = 0;
+
+  Impl(const RunInputs& in, const Pools& p, RunDirectory& d, RunState& s, const LoopOptions& o)
+      : inputs(in), recipe(in.recipe), pools(p), directory(d), state(s), options(o) {}
+
+  Status run();
+  Status start();
+  Status warm_start(Metrics& metrics);
+  Status step(uint64_t step);
+  Status sync(uint64_t new_version, Metrics& metrics);
+  Status evaluate(uint64_t step, bool due_only, Metrics& metrics);
+  Status commit(uint64_t step, const Metrics& metrics);
+  StatusOr<std::vector<ScoredSample>> roll_out_and_score(uint64_t step, std::span<const Prompt> prompts,
+                                                         std::span<const std::string> texts,
+                                                         Metrics& metrics);
+  TrainJob train_job(uint64_t step, std::span<const ScoredSample> samples) const;
+};
+
+StepLoop::StepLoop(const RunInputs& inputs, const Pools& pools, RunDirectory& directory, RunState& state,
+                   const LoopOptions& options)
+    : impl_(std::make_unique<Impl>(inputs, pools, directory, state, options)) {}
+StepLoop::~StepLoop() = default;
+
+Status StepLoop::run() { return impl_->run(); }
+
+Status StepLoop::Impl::run() {
+  ACCORD_RETURN_IF_ERROR(start());
+  const auto last = static_cast<uint64_t>(recipe.run.steps);
+  uint64_t done = options.resume_step;
+  uint64_t saved = options.resume_step;
+  telemetry::ProgressBar progress("steps", recipe.run.steps);
+  while (done < last && !state.stop_requested()) {
+    ACCORD_RETURN_IF_ERROR(annotate(step(done + 1), fmt::format("step {}", done + 1)));
+    ++done;
+    const Metrics& m = state.snapshot().last->metrics;
+    progress.update(static_cast<int64_t>(done), fmt::format("reward {:.3f}", m.at("rollout/reward_mean")));
+    const bool due =
+        recipe.checkpoint.every > 0 && done % static_cast<uint64_t>(recipe.checkpoint.every) == 0;
+    if (due || done == last || state.stop_requested()) {
+      state.set_phase("checkpoint");
+      ACCORD_RETURN_IF_ERROR(save_checkpoint(inputs, pools, directory, done, version));
+      saved = done;
+    }
+  }
+  if (const auto reason = state.stop_requested()) {
+    if (saved != done) {  // the stop came after the last look at it
+      ACCORD_RETURN_IF_ERROR(save_checkpoint(inputs, pools, directory, done, version));
+    }
+    log::info("stopped after step {} of {} as asked: {}; continue with --resume", done, last, *reason);
+  }
+  state.set_phase("done");
+  return absl::OkStatus();
+}
+
+Status StepLoop::Impl::start() {
+  state.set_phase("starting");
+  const SetupJob setup{inputs.recipe_yaml, inputs.plan.digest, inputs.manifest.digest, options.resume_dir};
+  ACCORD_RETURN_IF_ERROR(for_all(pools.size(), [&](size_t i) -> Status {
+    ACCORD_ASSIGN_OR_RETURN(const SetupReport report, pools.member(i).setup(setup));
+    log::info("{}: {} with {} threads, arena of {:.1f} MB", pools.name(i), report.device, report.threads,
+              static_cast<double>(report.arena_bytes) * 1e-6);
+    return absl::OkStatus();
+  }));
+  const GroupJob group{"weights", 0, static_cast<int32_t>(pools.size()), seconds(recipe.deadlines.register_)};
+  ACCORD_RETURN_IF_ERROR(for_all(pools.size(), [&](size_t i) {
+    GroupJob job = group;
+    job.rank = static_cast<int32_t>(i);
+    return pools.member(i).join(job);
+  }));
+
+  const bool fresh = options.resume_step == 0;
+  const auto resume_step = static_cast<int64_t>(options.resume_step);
+  ACCORD_ASSIGN_OR_RETURN(metrics_file, telemetry::MetricsWriter::open(directory.file("metrics.jsonl"),
+                                                                       fresh ? -1 : resume_step));
+  ACCORD_ASSIGN_OR_RETURN(ledger,
+                          weights::Ledger::open(directory.file("ledger.jsonl"), fresh ? -1 : resume_step));
+  if (recipe.monitor.tensorboard) {
+    ACCORD_ASSIGN_OR_RETURN(
+        tensorboard, telemetry::TensorBoardWriter::create(directory.path(), fresh ? 0 : resume_step + 1));
+  }
+  prompts_order.seek(options.resume_step * static_cast<uint64_t>(recipe.rollout.prompts_per_step));
+
+  Metrics metrics;
+  if (fresh) {
+    ACCORD_RETURN_IF_ERROR(warm_start(metrics));
+  }
+  ACCORD_RETURN_IF_ERROR(sync(options.resume_step, metrics));
+  if (fresh) {  // line 0: the policy before the first step
+    ACCORD_RETURN_IF_ERROR(evaluate(0, /*due_only=*/false, metrics));
+    ACCORD_RETURN_IF_ERROR(commit(0, metrics));
+  }
+  return absl::OkStatus();
+}
+
+// Supervised steps on the trainer, before the pools see any weights.
+Status StepLoop::Impl::warm_start(Metrics& metrics) {
+  if (inputs.sft.empty()) {
+    return absl::OkStatus();
+  }
+  state.set_phase("sft");
+  const auto begin = Clock::now();
+  const recipe::SftPart& sft = *recipe.sft;
+  text::EpochSampler order(recipe.run.seed, inputs.sft.size());
+  telemetry::ProgressBar progress("supervised warm start", sft.steps);
+  double loss = 0.0;
+  for (int64_t i = 1; i <= sft.steps; ++i) {
+    SftJob job{static_cast<uint64_t>(i), {}, seconds(recipe.deadlines.train)};
+    for (const size_t index : order.next(static_cast<size_t>(sft.batch_size))) {
+      job.samples.push_back(inputs.sft[index]);
+    }
+    ACCORD_ASSIGN_OR_RETURN(const Metrics trained, pools.trainer[0]->sft(job));
+    loss = trained.at("train/loss");
+    progress.update(i, fmt::format("loss {:.3f}", loss));
+  }
+  metrics["sft/loss"] = loss;
+  metrics["time/sft"] = seconds_since(begin);
+  log::info("supervised warm start: {} steps, last loss {:.4f}", sft.steps, loss);
+  return absl::OkStatus();
+}
+
+Status StepLoop::Impl::step(uint64_t step) {
+  const auto begin = Clock::now();
+  Metrics metrics;
+  std::vector<Prompt> prompts;
+  std::vector<std::string> texts;
+  for (const size_t index : prompts_order.next(static_cast<size_t>(recipe.rollout.prompts_per_step))) {
+    prompts.push_back(inputs.train->at(index));
+    texts.push_back(inputs.train->text(index));
+  }
+  ACCORD_ASSIGN_OR_RETURN(const std::vector<ScoredSample> samples,
+                          roll_out_and_score(step, prompts, texts, metrics));
+  if (const std::string warning = reward_watch.observe(samples, prompts, texts); !warning.empty()) {
+    state.warn(warning);
+  }
+
+  state.set_phase("train");
+  const auto train_begin = Clock::now();
+  ACCORD_ASSIGN_OR_RETURN(const Metrics trained, pools.trainer[0]->train(train_job(step, samples)));
+  metrics.insert(trained.begin(), trained.end());
+  metrics["time/train"] = seconds_since(train_begin);
+  ACCORD_RETURN_IF_ERROR(
+      for_all(pools.rollout.size(), [&](size_t i) { return pools.rollout[i]->release(step); }));
+
+  ACCORD_RETURN_IF_ERROR(sync(step, metrics));
+  ACCORD_RETURN_IF_ERROR(
+      evaluate(step, /*due_only=*/step != static_cast<uint64_t>(recipe.run.steps), metrics));
+  ACCORD_RETURN_IF_ERROR(write_samples(directory, step, samples, prompts, texts));
+  metrics["time/step"] = seconds_since(begin);
+  return commit(step, metrics);
+}
+
+StatusOr<std::vector<ScoredSample>> StepLoop::Impl::roll_out_and_score(uint64_t step,
+                                                                       std::span<const Prompt> prompts,
+                                                                       std::span<const std::string> texts,
+                                                                       Metrics& metrics) {
+  state.set_phase("rollout");
+  const auto rollout_begin = Clock::now();
+  RolloutPhase phase;
+  phase.step = step;
+  phase.prompts = prompts;
+  phase.num_samples = static_cast<int32_t>(recipe.rollout.samples_per_prompt);
+  phase.sampling = training_sampling(inputs);
+  phase.keep = true;
+  phase.timeout = seconds(recipe.deadlines.rollout);
+  ACCORD_ASSIGN_OR_RETURN(std::vector<RolledSample> rolled, roll_out(pools, phase, version, {}));
+  const double rollout_seconds = seconds_since(rollout_begin);
+
+  state.set_phase("reward");
+  const auto reward_begin = Clock::now();
+  std::vector<ScoredSample> samples;
+  samples.reserve(rolled.size());
+  double tokens = 0.0;
+  for (RolledSample& sample : rolled) {
+    tokens += sample.summary.response_length;
+    const reward::Score score =
+        inputs.scorer->score(sample.summary.response_text, prompts[sample.prompt].label);
+    if (!std::isfinite(score.score)) {
+      return data_error("reward {}: score {} for prompt {} ('{}'), sample {}", recipe.reward.type,
+                        score.score, sample.summary.key.prompt_id, texts[sample.prompt],
+                        sample.summary.key.sample_index);
+    }
+    samples.push_back({std::move(sample), score.score, score.pred.value_or("")});
+  }
+  metrics.merge(rollout_metrics(samples, static_cast<size_t>(recipe.rollout.samples_per_prompt)));
+  metrics["rollout/tokens_per_second"] = tokens / rollout_seconds;
+  metrics["time/rollout"] = rollout_seconds;
+  metrics["time/reward"] = seconds_since(reward_begin);
+  return samples;
+}
+
+TrainJob StepLoop::Impl::train_job(uint64_t step, std::span<const ScoredSample> samples) const {
+  std::vector<double> rewards;
+  rewards.reserve(samples.size());
+  for (const ScoredSample& sample : samples) {
+    rewards.push_back(sample.reward);
+  }
+  std::vector<double> advantages(rewards.size());
+  trainer::group_advantages(recipe.algorithm.advantage, rewards, recipe.rollout.samples_per_prompt,
+                            advantages);
+  TrainJob job{step, version, {}, seconds(recipe.deadlines.train)};
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const SampleSummary& summary = samples[i].rolled.summary;
+    job.samples.push_back({summary.key, pools.rollout[samples[i].rolled.worker]->address(),
+                           summary.prompt_length + summary.response_length, advantages[i]});
+  }
+  return job;
+}
+
+Status StepLoop::Impl::sync(uint64_t new_version, Metrics& metrics) {
+  state.set_phase("sync");
+  const auto begin = Clock::now();
+  ACCORD_ASSIGN_OR_RETURN(const std::vector<TensorRecord> records,
+                          pools.trainer[0]->export_weights(new_version));
+  const SyncJob job{new_version, inputs.manifest.digest, seconds(recipe.deadlines.sync)};
+  int64_t bytes = 0;
+  ACCORD_RETURN_IF_ERROR(for_all(pools.size(), [&](size_t i) -> Status {
+    ACCORD_ASSIGN_OR_RETURN(const SyncReport report, pools.member(i).sync(job));
+    if (report.version != new_version) {
+      return internal_error("{} serves version {} after the sync of version {}", pools.name(i),
+                            report.version, new_version);
+    }
+    if (i == 0) {
+      bytes = report.bytes;
+    }
+    return absl::OkStatus();
+  }));
+  ACCORD_RETURN_IF_ERROR(append_ledger(*ledger, inputs, new_version, records));
+  version = new_version;
+  state.set_version(new_version);
+  metrics["sync/bytes"] = static_cast<double>(bytes);
+  metrics["sync/version"] = static_cast<double>(new_version);
+  metrics["time/sync"] = seconds_since(begin);
+  return absl::OkStatus();
+}
+
+Status StepLoop::Impl::evaluate(uint64_t step, bool due_only, Metrics& metrics) {
+  for (size_t i = 0; i < inputs.evals.size(); ++i) {
+    const EvalInput& eval = inputs.evals[i];
+    if (due_only && (eval.options.every == 0 || step % static_cast<uint64_t>(eval.options.every) != 0)) {
+      continue;
+    }
+    state.set_phase("eval");
+    ACCORD_ASSIGN_OR_RETURN(const Metrics result, evaluate_set(inputs, pools, i, step, version));
+    metrics.insert(result.begin(), result.end());
+  }
+  return absl::OkStatus();
+}
+
+Status StepLoop::Impl::commit(uint64_t step, const Metrics& metrics) {
+  ACCORD_RETURN_IF_ERROR(metrics_file->write(static_cast<int64_t>(step), metrics));
+  if (tensorboard) {
+    ACCORD_RETURN_IF_ERROR(tensorboard->write(static_cast<int64_t>(step), metrics));
+  }
+  state.commit({step, metrics});
+  // A number that is not one ends the run after it was recorded as it is.
+  for (const auto& [name, value] : metrics) {
+    if (!std::isfinite(value)) {
+      return data_error("metric {} is {}; the run stops (the last checkpoint is kept)", name, value);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace accord::controller
