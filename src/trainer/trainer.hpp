@@ -106,10 +106,8 @@ class Trainer {
   // an error (exit code kBadData) that names the step and the sample or tensor.
   StatusOr<StepReport> train_step(std::span<const TrainSample> samples, uint64_t step,
                                   BatchTotals totals = {});
-  // Cross-entropy on response tokens, under the optimizer settings given (their schedule counts from
-  // `sft_step` 0 to `total_steps`). Shares the moments with train_step.
-  StatusOr<SftReport> sft_step(std::span<const SftSample> samples, uint64_t sft_step,
-                               BatchTotals totals = {});
+  // Cross-entropy, mean over response tokens, under the same optimizer (see set_optimizer).
+  StatusOr<SftReport> sft_step(std::span<const SftSample> samples, uint64_t step, BatchTotals totals = {});
   // Log-probs of the response tokens without a step: per sample, per response token.
   StatusOr<std::vector<std::vector<float>>> logprobs(std::span<const TrainSample> samples);
 

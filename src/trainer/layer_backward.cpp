@@ -1,0 +1,251 @@
+#include "trainer/layer_backward.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/attention/attention_backward.hpp"
+#include "kernels/linear/linear_backward.hpp"
+#include "kernels/moe/moe_backward.hpp"
+#include "kernels/rope/rope_backward.hpp"
+#include "kernels/swiglu/swiglu_backward.hpp"
+
+namespace accord::trainer {
+
+namespace {
+
+MatrixView taped(const Buffer& buffer, Dtype dtype, int64_t rows, int64_t cols) {
+  return {buffer.data(), dtype, rows, cols, cols};
+}
+
+}  // namespace
+
+float* LayerBackward::scratch(Buffer& buffer, int64_t count) {
+  buffer.ensure(static_cast<size_t>(count) * sizeof(float));
+  return buffer.as<float>();
+}
+
+const float* LayerBackward::gradient_operand(const float* dx, int64_t count) {
+  if (w_.compute_dtype == Dtype::kF32) return dx;
+  float* dy = scratch(dy_, count);
+  w_.round_into(dx, count, dy);
+  return dy;
+}
+
+Status LayerBackward::run(int64_t layer, const model::Batch& batch, const model::LayerWeights& weights,
+                          MatrixView x_in, const model::KvLayer& kv, const model::LayerTape& tape, float* dx_TH) {
+  const LayerParams& params = w_.layers[static_cast<size_t>(layer)];
+  const int64_t rows = batch.num_rows();
+  const int64_t hidden = w_.config.hidden_size;
+  if (params.router < 0) {
+    ACCORD_RETURN_IF_ERROR(dense_mlp(params, tape, rows, dx_TH));
+  } else {
+    ACCORD_RETURN_IF_ERROR(experts(params, tape, rows, dx_TH));
+  }
+  w_.norm_backward(taped(tape.x_mid, w_.compute_dtype, rows, hidden), tape.inv_rms2.as<float>(), weights.post_norm,
+                   params.post_norm, dnorm_.as<float>(), dx_TH, true);
+  ACCORD_RETURN_IF_ERROR(attention(params, batch, weights, kv, tape, dx_TH));
+  w_.norm_backward(x_in, tape.inv_rms1.as<float>(), weights.input_norm, params.input_norm, dnorm_.as<float>(), dx_TH,
+                   true);
+  return absl::OkStatus();
+}
+
+Status LayerBackward::dense_mlp(const LayerParams& params, const model::LayerTape& tape, int64_t rows,
+                                const float* dx_TH) {
+  const int64_t hidden = w_.config.hidden_size;
+  const int64_t width = w_.config.intermediate_size;
+  const MlpParams& mlp = params.mlp[0];
+  const float* dy = gradient_operand(dx_TH, rows * hidden);
+  const float* act = w_.operand(taped(tape.act, w_.compute_dtype, rows, width), act_);
+  float* dact = scratch(dact_, rows * width);
+  products_.add_rows({{dy, w_.weight(mlp.down, weight_[0]), hidden}}, rows, width, dact);
+  products_.add_gradient(dy, act, rows, hidden, width, w_.parameters.gradient(mlp.down).data());
+  ACCORD_RETURN_IF_ERROR(products_.run(w_.pool));
+
+  float* dgate = scratch(dgate_, rows * width);
+  const MatrixView gate = taped(tape.gate, w_.compute_dtype, rows, width);
+  const MatrixView up = taped(tape.up, w_.compute_dtype, rows, width);
+  w_.for_rows(rows, [&](int64_t begin, int64_t count) {
+    const int64_t at = begin * width;
+    kernels::swiglu_backward(gate.slice_rows(begin, count), up.slice_rows(begin, count), dact + at, dgate + at,
+                             dact + at);
+  });
+  w_.round_gradient(dgate, rows * width);
+  w_.round_gradient(dact, rows * width);
+  const float* norm = w_.operand(taped(tape.norm2, w_.compute_dtype, rows, hidden), norm_);
+  products_.add_rows({{dgate, w_.weight(mlp.gate, weight_[0]), width}, {dact, w_.weight(mlp.up, weight_[1]), width}},
+                     rows, hidden, scratch(dnorm_, rows * hidden));
+  products_.add_gradient(dgate, norm, rows, width, hidden, w_.parameters.gradient(mlp.gate).data());
+  products_.add_gradient(dact, norm, rows, width, hidden, w_.parameters.gradient(mlp.up).data());
+  return products_.run(w_.pool);
+}
+
+Status LayerBackward::experts(const LayerParams& params, const model::LayerTape& tape, int64_t rows,
+                              const float* dx_TH) {
+  const int64_t hidden = w_.config.hidden_size;
+  const int64_t width = w_.config.moe_intermediate_size;
+  const int64_t num_experts = w_.config.num_experts;
+  const int64_t slots = w_.config.num_experts_per_token;
+  const int64_t expert_rows = rows * slots;
+  const int32_t* tokens = tape.sorted_tokens.data();
+  const auto offset = [&](int64_t e) { return static_cast<int64_t>(tape.expert_offsets[static_cast<size_t>(e)]); };
+
+  // Combine, and the experts' common input in sorted order.
+  float* ddown = scratch(ddown_, expert_rows * hidden);
+  float* dweights = scratch(dweights_, expert_rows);
+  const float* norm = w_.operand(taped(tape.norm2, w_.compute_dtype, rows, hidden), norm_);
+  float* expert_in = scratch(expert_in_, expert_rows * hidden);
+  const MatrixView down = taped(tape.down, w_.compute_dtype, expert_rows, hidden);
+  rows_of_slots_.resize(static_cast<size_t>(expert_rows));
+  w_.for_rows(expert_rows, [&](int64_t begin, int64_t count) {
+    kernels::moe_combine_backward(dx_TH, hidden, down, tokens, tape.sorted_slots.data(),
+                                  tape.topk_weights.as<float>(), slots, begin, begin + count, ddown, dweights);
+    for (int64_t r = begin; r < begin + count; ++r) {
+      const int32_t slot = tape.sorted_slots[static_cast<size_t>(r)];
+      rows_of_slots_[static_cast<size_t>(tokens[r] * slots + slot)] = static_cast<int32_t>(r);
+      std::copy_n(norm + tokens[r] * hidden, hidden, expert_in + r * hidden);
+    }
+  });
+  w_.round_gradient(ddown, expert_rows * hidden);
+
+  // Experts without tokens have no blocks below: their gradient stays as it is.
+  const float* act = w_.operand(taped(tape.act, w_.compute_dtype, expert_rows, width), act_);
+  float* dact = scratch(dact_, expert_rows * width);
+  expert_weights_.resize(static_cast<size_t>(num_experts) * 3);
+  w_.pool.parallel_for(num_experts, [&](int64_t e) {
+    if (offset(e) == offset(e + 1)) return;
+    const MlpParams& mlp = params.mlp[static_cast<size_t>(e)];
+    const int64_t names[3] = {mlp.gate, mlp.up, mlp.down};
+    for (size_t i = 0; i < 3; ++i) {
+      const std::span<const float> master = w_.parameters.master(names[i]);
+      float* out = scratch(expert_weights_[static_cast<size_t>(e) * 3 + i], static_cast<int64_t>(master.size()));
+      kernels::round_to_bf16(master.data(), static_cast<int64_t>(master.size()), out);
+    }
+  });
+  const auto expert_weight = [&](int64_t e, size_t i) {
+    return expert_weights_[static_cast<size_t>(e) * 3 + i].as<float>();
+  };
+  for (int64_t e = 0; e < num_experts; ++e) {
+    const int64_t begin = offset(e);
+    const int64_t count = offset(e + 1) - begin;
+    const float* dy = ddown + begin * hidden;
+    products_.add_rows({{dy, expert_weight(e, 2), hidden}}, count, width, dact + begin * width);
+    products_.add_gradient(dy, act + begin * width, count, hidden, width,
+                           w_.parameters.gradient(params.mlp[static_cast<size_t>(e)].down).data());
+  }
+  ACCORD_RETURN_IF_ERROR(products_.run(w_.pool));
+
+  float* dgate = scratch(dgate_, expert_rows * width);
+  const MatrixView gate = taped(tape.gate, w_.compute_dtype, expert_rows, width);
+  const MatrixView up = taped(tape.up, w_.compute_dtype, expert_rows, width);
+  w_.for_rows(expert_rows, [&](int64_t begin, int64_t count) {
+    const int64_t at = begin * width;
+    kernels::swiglu_backward(gate.slice_rows(begin, count), up.slice_rows(begin, count), dact + at, dgate + at,
+                             dact + at);
+  });
+  w_.round_gradient(dgate, expert_rows * width);
+  w_.round_gradient(dact, expert_rows * width);
+
+  float* dlogits = scratch(dlogits_, rows * num_experts);
+  w_.for_rows(rows, [&](int64_t begin, int64_t count) {
+    kernels::router_backward(tape.router_probs.as<float>(), num_experts, tape.topk_ids.data(), dweights, slots,
+                             w_.config.norm_topk_prob, begin, begin + count, dlogits);
+  });
+  w_.round_gradient(dlogits, rows * num_experts);
+
+  float* dexpert_in = scratch(dexpert_in_, expert_rows * hidden);
+  float* dnorm = scratch(dnorm_, rows * hidden);
+  for (int64_t e = 0; e < num_experts; ++e) {
+    const int64_t begin = offset(e);
+    const int64_t count = offset(e + 1) - begin;
+    const MlpParams& mlp = params.mlp[static_cast<size_t>(e)];
+    const float* dg = dgate + begin * width;
+    const float* du = dact + begin * width;
+    const float* in = expert_in + begin * hidden;
+    products_.add_rows({{dg, expert_weight(e, 0), width}, {du, expert_weight(e, 1), width}}, count, hidden,
+                       dexpert_in + begin * hidden);
+    products_.add_gradient(dg, in, count, width, hidden, w_.parameters.gradient(mlp.gate).data());
+    products_.add_gradient(du, in, count, width, hidden, w_.parameters.gradient(mlp.up).data());
+  }
+  products_.add_rows({{dlogits, w_.weight(params.router, router_weight_), num_experts}}, rows, hidden, dnorm);
+  products_.add_gradient(dlogits, norm, rows, num_experts, hidden, w_.parameters.gradient(params.router).data());
+  ACCORD_RETURN_IF_ERROR(products_.run(w_.pool));
+  w_.for_rows(rows, [&](int64_t begin, int64_t count) {
+    kernels::moe_dispatch_backward(dexpert_in, hidden, rows_of_slots_.data(), slots, begin, begin + count, dnorm);
+  });
+  return absl::OkStatus();
+}
+
+Status LayerBackward::attention(const LayerParams& params, const model::Batch& batch,
+                                const model::LayerWeights& weights, const model::KvLayer& kv,
+                                const model::LayerTape& tape, const float* dx_TH) {
+  const ModelConfig& c = w_.config;
+  const Dtype dtype = w_.compute_dtype;
+  const int64_t rows = batch.num_rows();
+  const int64_t hidden = c.hidden_size;
+  const int64_t q_width = c.num_heads * c.head_dim;
+  const int64_t c_width = c.num_kv_heads * c.head_dim;
+
+  const float* dy = gradient_operand(dx_TH, rows * hidden);
+  const float* attn = w_.operand(taped(tape.attn, dtype, rows, q_width), attn_);
+  float* dattn = scratch(dattn_, rows * q_width);
+  products_.add_rows({{dy, w_.weight(params.o, weight_[0]), hidden}}, rows, q_width, dattn);
+  products_.add_gradient(dy, attn, rows, hidden, q_width, w_.parameters.gradient(params.o).data());
+  ACCORD_RETURN_IF_ERROR(products_.run(w_.pool));
+
+  float* dq = scratch(dq_, rows * q_width);
+  float* dk = scratch(dk_, rows * c_width);
+  float* dv = scratch(dv_, rows * c_width);
+  const MatrixView q = taped(tape.q, dtype, rows, q_width);
+  const MatrixView out = taped(tape.attn, dtype, rows, q_width);
+  w_.pool.parallel_for(static_cast<int64_t>(batch.segments.size()) * c.num_kv_heads, [&](int64_t task) {
+    const model::Segment& segment = batch.segments[static_cast<size_t>(task / c.num_kv_heads)];
+    const int64_t begin = segment.row_begin;
+    const int64_t count = segment.num_rows;
+    kernels::AttentionBackward args;
+    args.q_NQ = q.slice_rows(begin, count);
+    args.k_NC = kv.k.slice_rows(begin, count);  // a packed sequence's cache rows are its batch rows
+    args.v_NC = kv.v.slice_rows(begin, count);
+    args.out_NQ = out.slice_rows(begin, count);
+    args.lse = tape.lse.as<float>() + begin * c.num_heads;
+    args.dout_NQ = dattn + begin * q_width;
+    args.dq_NQ = dq + begin * q_width;
+    args.dk_NC = dk + begin * c_width;
+    args.dv_NC = dv + begin * c_width;
+    args.num_heads = c.num_heads;
+    args.num_kv_heads = c.num_kv_heads;
+    args.head_dim = c.head_dim;
+    args.scale = 1.0F / std::sqrt(static_cast<float>(c.head_dim));
+    const Workspace::Lease lease(w_,
+                                 static_cast<size_t>(kernels::attention_backward_scratch(count, c.head_dim)));
+    kernels::attention_backward(args, task % c.num_kv_heads, lease.data());
+  });
+
+  int32_t last_position = 0;
+  for (int32_t p : batch.positions) last_position = std::max(last_position, p);
+  w_.rope.ensure(last_position + 1);
+  w_.for_rows(rows, [&](int64_t begin, int64_t count) {
+    kernels::rope_backward(dq + begin * q_width, count, q_width, batch.positions.data() + begin, w_.rope);
+    kernels::rope_backward(dk + begin * c_width, count, c_width, batch.positions.data() + begin, w_.rope);
+  });
+  if (c.qk_norm) {
+    w_.norm_backward(taped(tape.q_raw, dtype, rows * c.num_heads, c.head_dim), tape.inv_rms_q.as<float>(),
+                     weights.q_norm, params.q_norm, dq, dq, false);
+    w_.norm_backward(taped(tape.k_raw, dtype, rows * c.num_kv_heads, c.head_dim), tape.inv_rms_k.as<float>(),
+                     weights.k_norm, params.k_norm, dk, dk, false);
+  }
+  w_.round_gradient(dq, rows * q_width);
+  w_.round_gradient(dk, rows * c_width);
+  w_.round_gradient(dv, rows * c_width);
+
+  const float* norm = w_.operand(taped(tape.norm1, dtype, rows, hidden), norm_);
+  products_.add_rows({{dq, w_.weight(params.q, weight_[0]), q_width},
+                      {dk, w_.weight(params.k, weight_[1]), c_width},
+                      {dv, w_.weight(params.v, weight_[2]), c_width}},
+                     rows, hidden, scratch(dnorm_, rows * hidden));
+  products_.add_gradient(dq, norm, rows, q_width, hidden, w_.parameters.gradient(params.q).data());
+  products_.add_gradient(dk, norm, rows, c_width, hidden, w_.parameters.gradient(params.k).data());
+  products_.add_gradient(dv, norm, rows, c_width, hidden, w_.parameters.gradient(params.v).data());
+  return products_.run(w_.pool);
+}
+
+}  // namespace accord::trainer

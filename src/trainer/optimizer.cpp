@@ -1,0 +1,132 @@
+#include "trainer/optimizer.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <vector>
+
+namespace accord::trainer {
+
+namespace {
+
+constexpr int64_t kBlock = 1 << 15;  // elements per task
+constexpr double kClipEpsilon = 1e-6;
+
+double sum_of_squares(const float* x, int64_t count) {
+  constexpr int64_t kLanes = 8;
+  double lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int64_t j = 0; j < kLanes; ++j) {
+      const double value = x[i + j];
+      lanes[j] += value * value;
+    }
+  }
+  double sum = 0.0;
+  for (double lane : lanes) sum += lane;
+  for (; i < count; ++i) sum += static_cast<double>(x[i]) * x[i];
+  return sum;
+}
+
+void for_blocks(int64_t total, ThreadPool& pool, const std::function<void(int64_t, int64_t, int64_t)>& body) {
+  pool.parallel_for((total + kBlock - 1) / kBlock, [&](int64_t block) {
+    const int64_t begin = block * kBlock;
+    body(block, begin, std::min(kBlock, total - begin));
+  });
+}
+
+struct AdamFactors {
+  float decay, beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, inv_sqrt_correction2, eps;
+};
+
+void update_block(float* master, const float* gradient, float* exp_avg, float* exp_avg_sq, int64_t count,
+                  const AdamFactors& f, bool move) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float g = gradient[i];
+    const float m = f.beta1 * exp_avg[i] + f.one_minus_beta1 * g;
+    const float v = f.beta2 * exp_avg_sq[i] + f.one_minus_beta2 * (g * g);
+    exp_avg[i] = m;
+    exp_avg_sq[i] = v;
+    const float moved = master[i] * f.decay - f.step_size * (m / (std::sqrt(v) * f.inv_sqrt_correction2 + f.eps));
+    master[i] = move ? moved : master[i];
+  }
+}
+
+}  // namespace
+
+double learning_rate(const recipe::OptimizerPart& optimizer, int64_t total_steps, int64_t completed) {
+  const double warmup = static_cast<double>(optimizer.warmup_steps);
+  if (completed < optimizer.warmup_steps) return optimizer.lr * static_cast<double>(completed + 1) / warmup;
+  if (optimizer.schedule == recipe::Schedule::kConstant) return optimizer.lr;
+  const double span = static_cast<double>(total_steps) - warmup;
+  const double done = static_cast<double>(completed) - warmup;
+  const double progress = span > 0.0 ? std::min(done / span, 1.0) : 1.0;
+  const double share = optimizer.schedule == recipe::Schedule::kLinear
+                           ? 1.0 - progress
+                           : 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
+  return optimizer.min_lr + (optimizer.lr - optimizer.min_lr) * share;
+}
+
+double gradient_norm(const Parameters& parameters, ThreadPool& pool) {
+  const std::span<const float> all = parameters.all_gradients();
+  const int64_t total = parameters.total();
+  std::vector<double> sums(static_cast<size_t>((total + kBlock - 1) / kBlock));
+  for_blocks(total, pool, [&](int64_t block, int64_t begin, int64_t count) {
+    sums[static_cast<size_t>(block)] = sum_of_squares(all.data() + begin, count);
+  });
+  double sum = 0.0;
+  for (double s : sums) sum += s;
+  return std::sqrt(sum);
+}
+
+std::string first_non_finite_gradient(const Parameters& parameters) {
+  for (int64_t i = 0; i < parameters.count(); ++i) {
+    const auto gradient = parameters.gradient(i);
+    if (!std::all_of(gradient.begin(), gradient.end(), [](float g) { return std::isfinite(g); })) {
+      return parameters.specs()[static_cast<size_t>(i)].name;
+    }
+  }
+  return {};
+}
+
+void clip_gradients(const Parameters& parameters, double norm, double clip, ThreadPool& pool) {
+  if (clip <= 0.0 || norm + kClipEpsilon <= clip) return;
+  const float scale = static_cast<float>(clip / (norm + kClipEpsilon));
+  float* all = parameters.all_gradients().data();
+  for_blocks(parameters.total(), pool, [&](int64_t, int64_t begin, int64_t count) {
+    for (int64_t i = begin; i < begin + count; ++i) all[i] *= scale;
+  });
+}
+
+void adamw_update(const Parameters& parameters, const recipe::OptimizerPart& optimizer, double lr, int64_t steps,
+                  ThreadPool& pool) {
+  const double n = static_cast<double>(steps);
+  AdamFactors factors{};
+  factors.beta1 = static_cast<float>(optimizer.beta1);
+  factors.one_minus_beta1 = static_cast<float>(1.0 - optimizer.beta1);
+  factors.beta2 = static_cast<float>(optimizer.beta2);
+  factors.one_minus_beta2 = static_cast<float>(1.0 - optimizer.beta2);
+  factors.step_size = static_cast<float>(lr / (1.0 - std::pow(optimizer.beta1, n)));
+  factors.inv_sqrt_correction2 = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(optimizer.beta2, n)));
+  factors.eps = static_cast<float>(optimizer.eps);
+
+  struct Task {
+    int64_t tensor, begin, count;
+  };
+  std::vector<Task> tasks;
+  for (int64_t i = 0; i < parameters.count(); ++i) {
+    const int64_t size = static_cast<int64_t>(parameters.master(i).size());
+    for (int64_t begin = 0; begin < size; begin += kBlock) tasks.push_back({i, begin, std::min(kBlock, size - begin)});
+  }
+  pool.parallel_for(static_cast<int64_t>(tasks.size()), [&](int64_t t) {
+    const Task& task = tasks[static_cast<size_t>(t)];
+    AdamFactors f = factors;
+    f.decay = parameters.decays(task.tensor) ? static_cast<float>(1.0 - lr * optimizer.weight_decay) : 1.0F;
+    update_block(parameters.master(task.tensor).data() + task.begin,
+                 parameters.gradient(task.tensor).data() + task.begin,
+                 parameters.exp_avg(task.tensor).data() + task.begin,
+                 parameters.exp_avg_sq(task.tensor).data() + task.begin, task.count, f, lr != 0.0);
+  });
+}
+
+}  // namespace accord::trainer

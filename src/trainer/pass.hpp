@@ -1,0 +1,81 @@
+#pragma once
+// One micro-batch through the model and back:
+//
+//   embed -> layers (each layer's input is kept; its tape too while it fits) -> per chunk of response rows:
+//   logits -> log-probs -> loss derivatives -> head backward -> layers backward (recomputed where no tape was
+//   kept) -> embedding backward
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "base/status.hpp"
+#include "model/forward.hpp"
+#include "trainer/layer_backward.hpp"
+#include "trainer/packing.hpp"
+#include "trainer/workspace.hpp"
+
+namespace accord::trainer {
+
+// Derivatives of the batch's loss with respect to one response token's log-prob and entropy.
+struct TokenGradient {
+  double dlogprob = 0.0;
+  double dentropy = 0.0;
+};
+
+struct TokenValue {
+  float logprob = 0.0F;
+  float entropy = 0.0F;  // nats, at the sample's temperature
+};
+
+// Called once for each response token of the micro-batch (packed order), from any thread.
+using TokenLossFn = std::function<TokenGradient(int64_t token, const TokenValue& value)>;
+
+// Expert choices of a micro-batch.
+struct PassRouting {
+  std::span<const int32_t> replay;  // [layers, T, K]; empty: route by score
+  // Called per MoE layer with its router probabilities [T,E] when set.
+  std::function<void(int64_t layer, const float* probs_TE)> observe;
+};
+
+class Pass {
+ public:
+  // `activation_bytes` bounds the tapes that are kept.
+  Pass(Workspace& workspace, model::Model& model, int64_t activation_bytes);
+
+  // Adds the micro-batch's gradients to the parameters' gradients. `temperatures`: per sequence.
+  Status forward_backward(const PackedBatch& packed, std::span<const float> temperatures, const PassRouting& routing,
+                          const TokenLossFn& loss);
+  // Forward only; the returned derivatives are ignored.
+  Status forward(const PackedBatch& packed, std::span<const float> temperatures, const PassRouting& routing,
+                 const TokenLossFn& visit);
+
+ private:
+  struct Slot {  // what one layer leaves for its backward
+    model::LayerTape tape;
+    Buffer k, v;
+  };
+
+  void run_layers(const PackedBatch& packed, const PassRouting& routing, bool keep);
+  void run_layer(int64_t layer, const PackedBatch& packed, MatrixView x, const PassRouting& routing, bool observe,
+                 Slot& slot, bool with_tape);
+  Status head(const PackedBatch& packed, std::span<const float> temperatures, const TokenLossFn& loss, bool backward);
+  Status head_backward(std::span<const int32_t> rows, float* dlogits, MatrixView normed, const float* inv_rms,
+                       const float* head_weight);
+  Status layers_backward(const PackedBatch& packed, const PassRouting& routing);
+
+  MatrixView input_of(int64_t layer, int64_t rows) const;  // num_layers: the last layer's output
+  int64_t kept_layers(int64_t rows) const;
+  Slot& slot_of(int64_t layer, int64_t rows);
+
+  Workspace& w_;
+  model::Model& model_;
+  const int64_t activation_bytes_;
+  LayerBackward layer_backward_;
+  Products products_;
+  std::vector<Buffer> inputs_;  // [layers + 1]
+  std::vector<Slot> slots_;     // slot 0 is shared by layers without a slot of their own
+  Buffer logits_, normed_, inv_rms_, head_weight_, normed_operand_, dnormed_, x_rows_, dx_rows_, dx_;
+};
+
+}  // namespace accord::trainer
