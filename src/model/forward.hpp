@@ -15,19 +15,16 @@
 #include "device/buffer.hpp"
 #include "device/tensor_view.hpp"
 #include "device/thread_pool.hpp"
+#include "kernels/attention/attention.hpp"
+#include "kernels/linear/linear.hpp"
+#include "kernels/rope/rope.hpp"
 
 namespace accord::model {
 
-// Rows [row_begin, row_begin + num_rows) of the batch are consecutive positions of one sequence,
-// starting at `first_position`. Position p of the sequence lies at row
-// pages[p / page_size] + p % page_size of the KV cache. pages[i] is a ROW offset, so that a packed training
-// sequence (pages[i] = start + i * page_size) and a paged one look the same.
-struct Segment {
-  int32_t row_begin = 0;
-  int32_t num_rows = 0;
-  int32_t first_position = 0;
-  const int32_t* pages = nullptr;  // at least ceil((first_position + num_rows) / page_size) entries
-};
+// Consecutive positions of one sequence, the pages of its cache, and one layer's cache: attention.hpp.
+using kernels::kPageSize;
+using kernels::KvLayer;
+using kernels::Segment;
 
 struct Batch {
   std::span<const int32_t> tokens;     // [T]
@@ -36,14 +33,6 @@ struct Batch {
   std::span<const Segment> segments;
   int64_t num_rows() const { return static_cast<int64_t>(tokens.size()); }
 };
-
-// Keys and values of one layer, compute dtype, [rows, C] each.
-struct KvLayer {
-  MatrixView k;
-  MatrixView v;
-};
-
-inline constexpr int32_t kPageSize = 16;
 
 // What one layer's backward needs, filled by layer_forward when asked for. Buffers are reused.
 // All in the compute dtype unless said otherwise.
@@ -76,15 +65,7 @@ struct Routing {
   std::span<const int32_t> replay;         // [T*K] in; empty: route by score
 };
 
-// A linear weight as it lies in the arena.
-struct LinearWeight {
-  WeightFormat format = WeightFormat::kBF16;
-  int64_t n = 0;  // output features
-  int64_t k = 0;  // contracted
-  const void* data = nullptr;
-  const uint8_t* scales = nullptr;
-  const float* outer = nullptr;
-};
+using kernels::LinearWeight;
 
 struct MlpWeights {
   LinearWeight gate, up, down;
@@ -107,7 +88,8 @@ struct PolicyWeights {
   std::vector<LayerWeights> layers;
 };
 
-// Resolves names to pointers into `arena` (which must outlive the result and keep its address).
+// Resolves names to pointers into `arena` (which must outlive the result and keep its address). Refuses a
+// manifest that lacks a parameter or holds it in a shape or format that the forward cannot read.
 StatusOr<PolicyWeights> bind_weights(const ModelConfig& config, const WeightManifest& manifest,
                                      const void* arena);
 
@@ -122,6 +104,15 @@ class Model {
   const PolicyWeights& weights() const;
   Dtype compute_dtype() const;
 
+  // Angles of the rotary embedding, for the backward; positions [0, count) are available afterwards.
+  const kernels::RopeTable& rope(int64_t count);
+
+  // Whether a batch can run against a cache of `kv_rows` rows: token ids, positions and rows in range, and
+  // every row in exactly one segment, at its position. The calls below rely on it and check nothing.
+  Status check(const Batch& batch, int64_t kv_rows) const;
+  // Whether recorded expert ids can be replayed: T*K ids, each row's in range and different.
+  Status check_replay(std::span<const int32_t> ids, int64_t num_rows) const;
+
   // x_TH = embedding rows of the tokens.
   void embed(const Batch& batch, MatrixView x_TH);
 
@@ -135,6 +126,7 @@ class Model {
               MatrixView* normed_RH = nullptr, float* inv_rms = nullptr);
 
  private:
+  friend class LayerRun;
   struct Impl;
   explicit Model(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

@@ -1,0 +1,385 @@
+// One transformer layer, in stages that need all rows of the stage before:
+//   project   rows    norm, q k v, head norms, rotary; keys and values into the cache
+//   attend    rows    attention, o, residual, norm; then the dense MLP, or the router
+//   experts   experts gate, up, silu, down on the rows of one expert
+//   combine   rows    weighted sum of a token's experts, residual
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+
+#include "kernels/embedding/embedding.hpp"
+#include "kernels/gemm/gemm.hpp"
+#include "kernels/moe/moe.hpp"
+#include "kernels/rmsnorm/rmsnorm.hpp"
+#include "kernels/router/router.hpp"
+#include "kernels/swiglu/swiglu.hpp"
+#include "model/impl.hpp"
+
+namespace accord::model {
+namespace {
+
+using kernels::Operand;
+using kernels::WorkspacePool;
+
+// [T, heads * d] seen as [T * heads, d].
+MatrixView by_head(MatrixView x, int64_t d) {
+  assert(x.stride == x.cols);
+  return {x.data, x.dtype, x.rows * (x.cols / d), d, d};
+}
+
+void scatter_rows(MatrixView x, const int32_t* to_rows, MatrixView y) {
+  const auto bytes = static_cast<size_t>(x.cols * size_of(x.dtype));
+  for (int64_t r = 0; r < x.rows; ++r) {
+    std::memcpy(y.slice_rows(to_rows[r], 1).data, x.slice_rows(r, 1).data, bytes);
+  }
+}
+
+// Turns activations into an operand once per format.
+class SharedOperand {
+ public:
+  SharedOperand(MatrixView x, kernels::Workspace& scratch) : x_(x), scratch_(scratch) {}
+  const Operand& of(WeightFormat format) {
+    if (operand_.rows == nullptr || operand_.format != format) {
+      operand_ = kernels::make_operand(x_, format, scratch_);
+    }
+    return operand_;
+  }
+
+ private:
+  MatrixView x_;
+  kernels::Workspace& scratch_;
+  Operand operand_;
+};
+
+int64_t macs(const LinearWeight& w) { return w.n * w.k; }
+
+// Views of one layer's intermediates; all cover the whole batch.
+struct Activations {
+  MatrixView norm1, q_raw, k_raw, v, q, attn, branch, x_mid, norm2;
+  MatrixView gate, up, act, down;
+  float* inv_rms1 = nullptr;
+  float* inv_rms_q = nullptr;
+  float* inv_rms_k = nullptr;
+  float* inv_rms2 = nullptr;
+  float* lse = nullptr;
+};
+
+}  // namespace
+
+// One call of layer_forward.
+class LayerRun {
+ public:
+  LayerRun(Model::Impl& model, int64_t layer, const Batch& batch, const KvLayer& kv, MatrixView x,
+           Routing routing, LayerTape& tape)
+      : m_(model),
+        c_(model.config),
+        w_(model.weights.layers[static_cast<size_t>(layer)]),
+        moe_(model.config.layer_is_moe[static_cast<size_t>(layer)]),
+        batch_(batch),
+        kv_(kv),
+        x_(x),
+        routing_(routing),
+        tape_(tape),
+        rows_(batch.num_rows()),
+        eps_(static_cast<float>(model.config.rms_norm_eps)) {
+    prepare();
+  }
+
+  void run() {
+    m_.for_rows(rows_, rows_ * (macs(w_.q) + macs(w_.k) + macs(w_.v)),
+                [this](int64_t b, int64_t e, ThreadPool* inner) { project(b, e, inner); });
+    int64_t work = rows_ * macs(w_.o) + attention_work();
+    work += rows_ * (moe_ ? macs(w_.router) : 3 * macs(w_.mlp[0].up));
+    m_.for_rows(rows_, work, [this](int64_t b, int64_t e, ThreadPool* inner) {
+      attend(b, e, inner);
+      if (moe_) {
+        route(b, e, inner);
+      } else {
+        dense_mlp(b, e, inner);
+      }
+    });
+    if (moe_) {
+      experts();
+      m_.for_rows(rows_, rows_ * c_.hidden_size * c_.num_experts_per_token,
+                  [this](int64_t b, int64_t e, ThreadPool*) {
+                    kernels::combine_experts(a_.x_mid, a_.down, tape_.topk_weights.as<float>(),
+                                             m_.slot_rows.data(), c_.num_experts_per_token, b, e, x_);
+                  });
+    }
+  }
+
+ private:
+  void prepare() {
+    const Dtype d = m_.dtype;
+    const int64_t q_width = c_.num_heads * c_.head_dim;
+    const int64_t kv_width = c_.num_kv_heads * c_.head_dim;
+    const auto floats = [](Buffer& buffer, int64_t count) {
+      buffer.ensure(static_cast<size_t>(count) * sizeof(float));
+      return buffer.as<float>();
+    };
+    a_.norm1 = tape_.norm1.matrix(d, rows_, c_.hidden_size);
+    a_.inv_rms1 = floats(tape_.inv_rms1, rows_);
+    a_.q_raw = tape_.q_raw.matrix(d, rows_, q_width);
+    a_.k_raw = tape_.k_raw.matrix(d, rows_, kv_width);
+    a_.q = tape_.q.matrix(d, rows_, q_width);
+    a_.attn = tape_.attn.matrix(d, rows_, q_width);
+    a_.lse = floats(tape_.lse, rows_ * c_.num_heads);
+    a_.x_mid = tape_.x_mid.matrix(d, rows_, c_.hidden_size);
+    a_.norm2 = tape_.norm2.matrix(d, rows_, c_.hidden_size);
+    a_.inv_rms2 = floats(tape_.inv_rms2, rows_);
+    a_.v = m_.v.matrix(d, rows_, kv_width);
+    a_.branch = m_.branch.matrix(d, rows_, c_.hidden_size);
+    if (c_.qk_norm) {
+      a_.inv_rms_q = floats(tape_.inv_rms_q, rows_ * c_.num_heads);
+      a_.inv_rms_k = floats(tape_.inv_rms_k, rows_ * c_.num_kv_heads);
+      m_.k_normed.matrix(d, rows_, kv_width);
+    }
+    const int64_t width = moe_ ? c_.moe_intermediate_size : c_.intermediate_size;
+    const int64_t mlp_rows = moe_ ? rows_ * c_.num_experts_per_token : rows_;
+    a_.gate = tape_.gate.matrix(d, mlp_rows, width);
+    a_.up = tape_.up.matrix(d, mlp_rows, width);
+    a_.act = tape_.act.matrix(d, mlp_rows, width);
+    if (moe_) {
+      prepare_moe(mlp_rows);
+    }
+  }
+
+  void prepare_moe(int64_t mlp_rows) {
+    const auto r = static_cast<size_t>(mlp_rows);
+    a_.down = tape_.down.matrix(m_.dtype, mlp_rows, c_.hidden_size);
+    tape_.router_probs.matrix(Dtype::kF32, rows_, c_.num_experts);
+    tape_.topk_weights.matrix(Dtype::kF32, rows_, c_.num_experts_per_token);
+    tape_.topk_ids.resize(r);
+    tape_.expert_offsets.resize(static_cast<size_t>(c_.num_experts) + 1);
+    tape_.sorted_tokens.resize(r);
+    tape_.sorted_slots.resize(r);
+    m_.slot_rows.resize(r);
+    const WeightFormat format = w_.mlp[0].gate.format;
+    shared_experts_operand_ = std::all_of(w_.mlp.begin(), w_.mlp.end(), [&](const MlpWeights& e) {
+      return e.gate.format == format && e.up.format == format;
+    });
+    if (shared_experts_operand_) {
+      m_.expert_operand.matrix(Dtype::kF32, rows_, kernels::padded_k(c_.hidden_size));
+      m_.expert_outer.matrix(Dtype::kF32, rows_, 1);
+    }
+  }
+
+  int64_t attention_work() const {
+    int64_t pairs = 0;
+    for (const Segment& s : batch_.segments) {
+      pairs += int64_t{s.num_rows} * (s.first_position + (s.num_rows + 1) / 2);
+    }
+    return 2 * pairs * c_.num_heads * c_.head_dim;
+  }
+
+  static void linear(SharedOperand& x, const LinearWeight& w, MatrixView y, ThreadPool* inner,
+                     WorkspacePool& scratch) {
+    kernels::linear(x.of(w.format), w, y, inner, scratch);
+  }
+
+  void project(int64_t begin, int64_t end, ThreadPool* inner) {
+    const int64_t n = end - begin;
+    const MatrixView norm1 = a_.norm1.slice_rows(begin, n);
+    const MatrixView q_raw = a_.q_raw.slice_rows(begin, n);
+    const MatrixView k_raw = a_.k_raw.slice_rows(begin, n);
+    const MatrixView v = a_.v.slice_rows(begin, n);
+    const MatrixView q = a_.q.slice_rows(begin, n);
+    kernels::rms_norm(x_.slice_rows(begin, n), w_.input_norm, eps_, norm1, a_.inv_rms1 + begin);
+    {
+      const WorkspacePool::Lease lease = m_.scratch.acquire();
+      SharedOperand operand(norm1, *lease);
+      linear(operand, w_.q, q_raw, inner, m_.scratch);
+      linear(operand, w_.k, k_raw, inner, m_.scratch);
+      linear(operand, w_.v, v, inner, m_.scratch);
+    }
+    MatrixView q_in = q_raw;
+    MatrixView k_in = k_raw;
+    if (c_.qk_norm) {
+      const int64_t d = c_.head_dim;
+      q_in = q;
+      k_in = MatrixView{m_.k_normed.data(), m_.dtype, rows_, k_raw.cols, k_raw.cols}.slice_rows(begin, n);
+      kernels::rms_norm(by_head(q_raw, d), w_.q_norm, eps_, by_head(q_in, d),
+                        a_.inv_rms_q + begin * c_.num_heads);
+      kernels::rms_norm(by_head(k_raw, d), w_.k_norm, eps_, by_head(k_in, d),
+                        a_.inv_rms_k + begin * c_.num_kv_heads);
+    }
+    const int32_t* positions = batch_.positions.data() + begin;
+    const int32_t* kv_rows = batch_.kv_rows.data() + begin;
+    kernels::apply_rope(q_in, positions, m_.rope, q, nullptr);
+    kernels::apply_rope(k_in, positions, m_.rope, kv_.k, kv_rows);
+    scatter_rows(v, kv_rows, kv_.v);
+  }
+
+  void attend(int64_t begin, int64_t end, ThreadPool* inner) {
+    const kernels::AttentionShape shape{c_.num_heads, c_.num_kv_heads, c_.head_dim};
+    const auto heads = c_.num_kv_heads;
+    const auto one = [&](int64_t i) {
+      const Segment& s = batch_.segments[static_cast<size_t>(i / heads)];
+      const int64_t from = std::max<int64_t>(begin, s.row_begin);
+      const int64_t to = std::min<int64_t>(end, int64_t{s.row_begin} + s.num_rows);
+      if (from < to) {
+        const WorkspacePool::Lease lease = m_.scratch.acquire();
+        kernels::attention(a_.q, kv_, s, from, to, i % heads, shape, a_.attn, a_.lse, *lease);
+      }
+    };
+    const int64_t tasks = static_cast<int64_t>(batch_.segments.size()) * heads;
+    if (inner != nullptr && attention_work() >= kParallelWork) {
+      inner->parallel_for(tasks, std::ref(one));
+    } else {
+      for (int64_t i = 0; i < tasks; ++i) one(i);
+    }
+    const int64_t n = end - begin;
+    const MatrixView branch = a_.branch.slice_rows(begin, n);
+    const MatrixView x_mid = a_.x_mid.slice_rows(begin, n);
+    {
+      const WorkspacePool::Lease lease = m_.scratch.acquire();
+      SharedOperand operand(a_.attn.slice_rows(begin, n), *lease);
+      linear(operand, w_.o, branch, inner, m_.scratch);
+    }
+    kernels::add_rows(x_.slice_rows(begin, n), branch, x_mid);
+    kernels::rms_norm(x_mid, w_.post_norm, eps_, a_.norm2.slice_rows(begin, n), a_.inv_rms2 + begin);
+  }
+
+  void dense_mlp(int64_t begin, int64_t end, ThreadPool* inner) {
+    const int64_t n = end - begin;
+    const MlpWeights& mlp = w_.mlp[0];
+    const MatrixView gate = a_.gate.slice_rows(begin, n);
+    const MatrixView up = a_.up.slice_rows(begin, n);
+    const MatrixView act = a_.act.slice_rows(begin, n);
+    const MatrixView branch = a_.branch.slice_rows(begin, n);
+    const WorkspacePool::Lease lease = m_.scratch.acquire();
+    SharedOperand operand(a_.norm2.slice_rows(begin, n), *lease);
+    linear(operand, mlp.gate, gate, inner, m_.scratch);
+    linear(operand, mlp.up, up, inner, m_.scratch);
+    kernels::swiglu(gate, up, act);
+    SharedOperand act_operand(act, *lease);
+    linear(act_operand, mlp.down, branch, inner, m_.scratch);
+    kernels::add_rows(a_.x_mid.slice_rows(begin, n), branch, x_.slice_rows(begin, n));
+  }
+
+  void route(int64_t begin, int64_t end, ThreadPool* inner) {
+    const int64_t n = end - begin;
+    const int64_t experts = c_.num_experts;
+    const int64_t k = c_.num_experts_per_token;
+    const MatrixView norm2 = a_.norm2.slice_rows(begin, n);
+    float* probs = tape_.router_probs.as<float>() + begin * experts;
+    const WorkspacePool::Lease lease = m_.scratch.acquire();
+    kernels::linear(kernels::make_operand(norm2, w_.router.format, *lease), w_.router,
+                    matrix_view(probs, n, experts), inner, m_.scratch);
+    for (int64_t t = 0; t < n; ++t) {
+      float* row = probs + t * experts;
+      int32_t* ids = tape_.topk_ids.data() + (begin + t) * k;
+      kernels::router_softmax(row, experts, row);
+      if (routing_.replay.empty()) {
+        kernels::router_top_k(row, experts, k, ids);
+      } else {
+        std::copy_n(routing_.replay.data() + (begin + t) * k, k, ids);
+      }
+      kernels::router_weights(row, ids, k, c_.norm_topk_prob,
+                              tape_.topk_weights.as<float>() + (begin + t) * k);
+    }
+    if (shared_experts_operand_) {
+      const int64_t width = kernels::padded_k(c_.hidden_size);
+      kernels::make_operand_values(
+          norm2, w_.mlp[0].gate.format,
+          {m_.expert_operand.as<float>() + begin * width, m_.expert_outer.as<float>() + begin}, *lease);
+    }
+  }
+
+  void experts() {
+    if (routing_.record != nullptr) {
+      routing_.record->assign(tape_.topk_ids.begin(), tape_.topk_ids.end());
+    }
+    kernels::sort_by_expert(tape_.topk_ids, c_.num_experts, c_.num_experts_per_token,
+                            {tape_.expert_offsets.data(), tape_.sorted_tokens.data(),
+                             tape_.sorted_slots.data(), m_.slot_rows.data()});
+    const auto total = static_cast<int64_t>(tape_.sorted_tokens.size());
+    const int64_t work = total * (macs(w_.mlp[0].gate) + macs(w_.mlp[0].up) + macs(w_.mlp[0].down));
+    const bool parallel = m_.pool.num_threads() > 1 && work >= kParallelWork;
+    m_.expert_tasks.clear();
+    for (int32_t e = 0; e < static_cast<int32_t>(c_.num_experts); ++e) {
+      const int32_t last = tape_.expert_offsets[static_cast<size_t>(e) + 1];
+      for (int32_t row = tape_.expert_offsets[static_cast<size_t>(e)]; row < last;) {
+        const int32_t stop = std::min<int32_t>(last, row + static_cast<int32_t>(kMaxChunkRows));
+        m_.expert_tasks.push_back({e, row, stop});
+        row = stop;
+      }
+    }
+    const auto task = [this](int64_t i) { expert(m_.expert_tasks[static_cast<size_t>(i)]); };
+    const auto count = static_cast<int64_t>(m_.expert_tasks.size());
+    if (parallel) {
+      m_.pool.parallel_for(count, std::ref(task));
+    } else {
+      for (int64_t i = 0; i < count; ++i) task(i);
+    }
+  }
+
+  void expert(const ExpertTask& task) {
+    const int64_t n = task.end - task.begin;
+    const MlpWeights& mlp = w_.mlp[static_cast<size_t>(task.expert)];
+    const MatrixView gate = a_.gate.slice_rows(task.begin, n);
+    const MatrixView up = a_.up.slice_rows(task.begin, n);
+    const MatrixView act = a_.act.slice_rows(task.begin, n);
+    const WorkspacePool::Lease lease = m_.scratch.acquire();
+    Operand x = gather_operand(task, mlp.gate.format, *lease);
+    kernels::linear_columns(x, mlp.gate, gate, 0, mlp.gate.n, *lease);
+    if (mlp.up.format != mlp.gate.format) {
+      x = gather_operand(task, mlp.up.format, *lease);
+    }
+    kernels::linear_columns(x, mlp.up, up, 0, mlp.up.n, *lease);
+    kernels::swiglu(gate, up, act);
+    kernels::linear_columns(kernels::make_operand(act, mlp.down.format, *lease), mlp.down,
+                            a_.down.slice_rows(task.begin, n), 0, mlp.down.n, *lease);
+  }
+
+  // norm2 rows of the task's tokens: pointers into the shared operand, or rows made here where the layer's
+  // experts differ in format.
+  Operand gather_operand(const ExpertTask& task, WeightFormat format, kernels::Workspace& scratch) {
+    const int64_t n = task.end - task.begin;
+    const int64_t width = kernels::padded_k(c_.hidden_size);
+    scratch.operand_rows.ensure(static_cast<size_t>(n) * sizeof(float*));
+    scratch.operand_outer.ensure(static_cast<size_t>(n) * sizeof(float));
+    auto* rows = scratch.operand_rows.as<const float*>();
+    auto* outer = scratch.operand_outer.as<float>();
+    if (!shared_experts_operand_) {
+      scratch.operand.ensure(static_cast<size_t>(n * width) * sizeof(float));
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t token = tape_.sorted_tokens[static_cast<size_t>(task.begin + i)];
+      if (shared_experts_operand_) {
+        rows[i] = m_.expert_operand.as<float>() + token * width;
+        outer[i] = m_.expert_outer.as<float>()[token];
+      } else {
+        float* values = scratch.operand.as<float>() + i * width;
+        kernels::make_operand_values(a_.norm2.slice_rows(token, 1), format, {values, outer + i}, scratch);
+        rows[i] = values;
+      }
+    }
+    return {format, n, c_.hidden_size, rows, outer};
+  }
+
+  Model::Impl& m_;
+  const ModelConfig& c_;
+  const LayerWeights& w_;
+  const bool moe_;
+  const Batch& batch_;
+  const KvLayer& kv_;
+  MatrixView x_;
+  Routing routing_;
+  LayerTape& tape_;
+  const int64_t rows_;
+  const float eps_;
+  bool shared_experts_operand_ = false;
+  Activations a_;
+};
+
+void Model::layer_forward(int64_t layer, const Batch& batch, const KvLayer& kv, MatrixView x_TH,
+                          Routing routing, LayerTape* tape) {
+  if (batch.num_rows() == 0) {
+    return;
+  }
+  impl_->rope.ensure(int64_t{*std::max_element(batch.positions.begin(), batch.positions.end())} + 1);
+  LayerRun(*impl_, layer, batch, kv, x_TH, routing, tape == nullptr ? impl_->own_tape : *tape).run();
+}
+
+}  // namespace accord::model
