@@ -1,0 +1,83 @@
+#pragma once
+// A Hugging Face checkpoint directory, read and written: config.json, generation_config.json, tokenizer files
+// and the weights, whose names and shapes are those of parameter_specs(config).
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/dtype.hpp"
+#include "base/model_config.hpp"
+#include "base/status.hpp"
+#include "checkpoint/hf_config.hpp"
+#include "checkpoint/sharded_tensors.hpp"
+
+namespace accord::checkpoint {
+
+// Opening checks everything but the values: each parameter is there with its shape in BF16, F32 or F16, and
+// nothing else is (rotary inv_freq tables are passed over; lm_head.weight in a tied model must equal the
+// embedding). Missing, extra and misshapen tensors are listed in one error. Experts may come fused, as
+// transformers holds them in memory: experts.gate_up_proj [E, 2I, H] (gate rows first), experts.down_proj
+// [E, H, I]. Reading copies from mapped memory; a const object may be read from several threads.
+class HfCheckpoint {
+ public:
+  static StatusOr<HfCheckpoint> open(const std::string& dir);
+
+  const std::string& dir() const { return dir_; }
+  const ModelConfig& config() const { return config_.model; }
+  const HfConfig& hf_config() const { return config_; }  // with the files' own text
+  const std::vector<ParamSpec>& specs() const { return specs_; }
+  StatusOr<Dtype> dtype(std::string_view name) const;  // as stored
+
+  // Canonical names. `out` takes elements [first, first + out.size()) of the row-major parameter; the forms
+  // without `first` take all of it, and its size must match. Widening is exact; read_bf16 rounds to nearest
+  // even where the file holds more bits.
+  Status read_f32(std::string_view name, std::span<float> out) const;
+  Status read_f32(std::string_view name, int64_t first, std::span<float> out) const;
+  Status read_bf16(std::string_view name, std::span<BF16> out) const;
+  Status read_bf16(std::string_view name, int64_t first, std::span<BF16> out) const;
+
+ private:
+  struct Source {
+    const TensorInfo* tensor = nullptr;
+    int64_t first = 0;  // elements into the tensor: experts of a fused one start further in
+    int64_t numel = 0;
+  };
+  Status resolve();
+  Status check_tied_head() const;
+  StatusOr<Source> source_of(std::string_view name, int64_t first, size_t count) const;
+
+  std::string dir_;
+  HfConfig config_;
+  ShardedTensors tensors_;
+  std::vector<ParamSpec> specs_;
+  std::unordered_map<std::string, Source> sources_;
+};
+
+struct HfWriteOptions {
+  int64_t max_shard_bytes = kDefaultShardBytes;
+  std::string tokenizer_dir;  // tokenizer files are copied from here, if given
+};
+
+// Returns all values of one parameter; they must stay valid until the next call.
+using Bf16Provider = std::function<StatusOr<std::span<const BF16>>(const ParamSpec& parameter)>;
+
+// Writes a directory that transformers loads: weights in bfloat16, a normalized config.json, and what
+// `options` names. config.json comes last, so that a directory which has one is complete.
+Status write_hf_checkpoint(const std::string& dir, const HfConfig& config, const Bf16Provider& provide,
+                           const HfWriteOptions& options = {});
+
+// The same for weights that are produced piece by piece, as `tensors` says (quantized ones included).
+// `config_json` is written as it is.
+Status write_hf_directory(const std::string& dir, std::string_view config_json,
+                          std::string_view generation_config_json, const std::vector<TensorSpec>& tensors,
+                          const TensorProducer& produce, const HfWriteOptions& options = {});
+
+// Copies tokenizer.json, tokenizer_config.json, chat templates, vocabularies, ... that are there.
+Status copy_tokenizer_files(const std::string& from, const std::string& to);
+
+}  // namespace accord::checkpoint

@@ -1,0 +1,220 @@
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "checkpoint/hf_checkpoint.hpp"
+#include "checkpoint/strict_json.hpp"
+
+namespace accord::checkpoint {
+namespace {
+
+constexpr char kHead[] = "lm_head.weight";
+constexpr char kEmbedding[] = "model.embed_tokens.weight";
+constexpr int64_t kChunk = 1 << 16;
+
+bool is_floating(Dtype dtype) {
+  return dtype == Dtype::kBF16 || dtype == Dtype::kF32 || dtype == Dtype::kF16;
+}
+
+bool ends_with(std::string_view text, std::string_view end) {
+  return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
+}
+
+// Where an expert's parameter lies when all experts of the layer share one tensor.
+struct Fused {
+  std::string name;
+  std::vector<int64_t> shape;
+  int64_t first = 0;
+};
+
+Fused fused_form(const ParamSpec& spec, const ModelConfig& config) {
+  const int64_t hidden = config.hidden_size;
+  const int64_t width = config.moe_intermediate_size;
+  const std::string prefix = fmt::format("model.layers.{}.mlp.experts.", spec.layer);
+  if (spec.role == ParamRole::kDown) {
+    return {prefix + "down_proj", {config.num_experts, hidden, width}, spec.expert * hidden * width};
+  }
+  const int64_t half = spec.role == ParamRole::kUp ? width * hidden : 0;
+  return {prefix + "gate_up_proj",
+          {config.num_experts, 2 * width, hidden},
+          spec.expert * 2 * width * hidden + half};
+}
+
+// At most a few names, and how many more.
+std::string name_list(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 6;
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kShown); ++i) {
+    text += (i > 0 ? ", " : "") + names[i];
+  }
+  return names.size() > kShown ? fmt::format("{}, and {} more", text, names.size() - kShown) : text;
+}
+
+struct Problems {
+  std::vector<std::string> missing;
+  std::vector<std::string> extra;
+  std::vector<std::string> wrong;
+
+  Status status(const std::string& dir) const {
+    std::vector<std::string> parts;
+    for (const auto& [label, names] :
+         {std::pair{"missing", &missing}, {"unexpected", &extra}, {"wrong", &wrong}}) {
+      if (!names->empty()) {
+        parts.push_back(fmt::format("{} {}: {}", names->size(), label, name_list(*names)));
+      }
+    }
+    if (parts.empty()) {
+      return absl::OkStatus();
+    }
+    return data_error(
+        "{}: the tensors are not those of its config.json; {}; use the config.json that belongs to "
+        "these weights, in BF16, F16 or F32",
+        dir, fmt::join(parts, "; "));
+  }
+};
+
+}  // namespace
+
+StatusOr<HfCheckpoint> HfCheckpoint::open(const std::string& dir) {
+  HfCheckpoint result;
+  result.dir_ = dir;
+  ACCORD_ASSIGN_OR_RETURN(result.config_, read_hf_config(dir));
+  ACCORD_ASSIGN_OR_RETURN(result.tensors_, ShardedTensors::open(dir));
+  result.specs_ = parameter_specs(result.config_.model);
+  ACCORD_RETURN_IF_ERROR(result.resolve());
+  ACCORD_RETURN_IF_ERROR(result.check_tied_head());
+  return result;
+}
+
+Status HfCheckpoint::resolve() {
+  Problems problems;
+  std::set<std::string_view> used;
+  std::set<std::string> reported;
+  for (const ParamSpec& spec : specs_) {
+    std::string name = spec.name;
+    std::vector<int64_t> shape = spec.shape;
+    int64_t first = 0;
+    const TensorInfo* tensor = tensors_.find(name);
+    if (tensor == nullptr && spec.expert >= 0) {
+      Fused fused = fused_form(spec, config_.model);
+      tensor = tensors_.find(fused.name);
+      if (tensor != nullptr) {
+        name = std::move(fused.name);
+        shape = std::move(fused.shape);
+        first = fused.first;
+      }
+    }
+    if (tensor == nullptr) {
+      problems.missing.push_back(spec.name);
+      continue;
+    }
+    used.insert(tensor->name);
+    if (tensor->shape != shape || !is_floating(tensor->dtype)) {
+      if (reported.insert(name).second) {
+        problems.wrong.push_back(fmt::format("{} is {} {}, expected {}", name, dtype_name(tensor->dtype),
+                                             shape_text(tensor->shape), shape_text(shape)));
+      }
+      continue;
+    }
+    sources_.emplace(spec.name, Source{tensor, first, spec.numel()});
+  }
+  for (const std::string& name : tensors_.names()) {
+    const bool harmless =
+        ends_with(name, ".rotary_emb.inv_freq") || (name == kHead && config_.model.tie_word_embeddings);
+    if (!harmless && used.find(name) == used.end()) {
+      problems.extra.push_back(printable(name));
+    }
+  }
+  return problems.status(dir_);
+}
+
+// Some files keep the tied head as a copy; a copy that differs is another model.
+Status HfCheckpoint::check_tied_head() const {
+  const TensorInfo* head = tensors_.find(kHead);
+  if (head == nullptr || !config_.model.tie_word_embeddings) {
+    return absl::OkStatus();
+  }
+  const TensorInfo* embedding = tensors_.find(kEmbedding);
+  bool equal = head->shape == embedding->shape && is_floating(head->dtype);
+  std::vector<float> a(kChunk);
+  std::vector<float> b(kChunk);
+  for (int64_t first = 0; equal && first < head->numel(); first += kChunk) {
+    const auto count = static_cast<size_t>(std::min(kChunk, head->numel() - first));
+    const auto a_part = std::span(a).first(count);
+    const auto b_part = std::span(b).first(count);
+    ACCORD_RETURN_IF_ERROR(convert_to_f32(*head, first, a_part));
+    ACCORD_RETURN_IF_ERROR(convert_to_f32(*embedding, first, b_part));
+    equal = std::memcmp(a_part.data(), b_part.data(), a_part.size_bytes()) == 0;
+  }
+  if (!equal) {
+    return data_error(
+        "{}: tensor '{}' differs from '{}', but config.json says tie_word_embeddings; set it to false if the "
+        "model has a head of its own",
+        tensors_.file_of(kHead), kHead, kEmbedding);
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<HfCheckpoint::Source> HfCheckpoint::source_of(std::string_view name, int64_t first,
+                                                       size_t count) const {
+  const auto found = sources_.find(std::string(name));
+  if (found == sources_.end()) {
+    return internal_error("{}: '{}' is not a parameter of this model", dir_, printable(name));
+  }
+  Source source = found->second;
+  if (first < 0 || first > source.numel || static_cast<int64_t>(count) > source.numel - first) {
+    return internal_error("{}: '{}' has {} elements; {} from {} on were asked for", dir_, printable(name),
+                          source.numel, count, first);
+  }
+  source.first += first;
+  return source;
+}
+
+StatusOr<Dtype> HfCheckpoint::dtype(std::string_view name) const {
+  ACCORD_ASSIGN_OR_RETURN(const Source source, source_of(name, 0, 0));
+  return source.tensor->dtype;
+}
+
+Status HfCheckpoint::read_f32(std::string_view name, int64_t first, std::span<float> out) const {
+  ACCORD_ASSIGN_OR_RETURN(const Source source, source_of(name, first, out.size()));
+  return annotate(convert_to_f32(*source.tensor, source.first, out), dir_);
+}
+
+Status HfCheckpoint::read_f32(std::string_view name, std::span<float> out) const {
+  ACCORD_ASSIGN_OR_RETURN(const Source source, source_of(name, 0, 0));
+  if (source.numel != static_cast<int64_t>(out.size())) {
+    return internal_error("{}: '{}' has {} elements, the destination {}", dir_, printable(name), source.numel,
+                          out.size());
+  }
+  return read_f32(name, 0, out);
+}
+
+Status HfCheckpoint::read_bf16(std::string_view name, int64_t first, std::span<BF16> out) const {
+  ACCORD_ASSIGN_OR_RETURN(const Source source, source_of(name, first, out.size()));
+  if (source.tensor->dtype == Dtype::kBF16) {
+    if (!out.empty()) {
+      std::memcpy(out.data(), source.tensor->data + source.first * size_of(Dtype::kBF16), out.size_bytes());
+    }
+    return absl::OkStatus();
+  }
+  std::vector<float> chunk(static_cast<size_t>(std::min<int64_t>(kChunk, static_cast<int64_t>(out.size()))));
+  for (size_t done = 0; done < out.size(); done += chunk.size()) {
+    const auto part = std::span(chunk).first(std::min(chunk.size(), out.size() - done));
+    ACCORD_RETURN_IF_ERROR(
+        annotate(convert_to_f32(*source.tensor, source.first + static_cast<int64_t>(done), part), dir_));
+    std::transform(part.begin(), part.end(), out.begin() + static_cast<std::ptrdiff_t>(done), to_bf16);
+  }
+  return absl::OkStatus();
+}
+
+Status HfCheckpoint::read_bf16(std::string_view name, std::span<BF16> out) const {
+  ACCORD_ASSIGN_OR_RETURN(const Source source, source_of(name, 0, 0));
+  if (source.numel != static_cast<int64_t>(out.size())) {
+    return internal_error("{}: '{}' has {} elements, the destination {}", dir_, printable(name), source.numel,
+                          out.size());
+  }
+  return read_bf16(name, 0, out);
+}
+
+}  // namespace accord::checkpoint

@@ -1,0 +1,80 @@
+#include <filesystem>
+#include <utility>
+
+#include "base/files.hpp"
+#include "checkpoint/hf_checkpoint.hpp"
+
+namespace accord::checkpoint {
+namespace {
+
+constexpr int64_t kMaxTokenizerFile = int64_t{1} << 30;
+constexpr char kConfigFile[] = "config.json";
+constexpr char kGenerationFile[] = "generation_config.json";
+
+constexpr const char* kTokenizerFiles[] = {
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt",     "tokenizer.model",       "chat_template.jinja",     "chat_template.json"};
+
+bool exists(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
+Status copy_if_present(const std::string& from, const std::string& to, const char* name) {
+  if (!exists(from + "/" + name)) {
+    return absl::OkStatus();
+  }
+  ACCORD_ASSIGN_OR_RETURN(const std::string content, read_file(from + "/" + name, kMaxTokenizerFile));
+  return write_file_atomic(to + "/" + name, content);
+}
+
+}  // namespace
+
+Status copy_tokenizer_files(const std::string& from, const std::string& to) {
+  for (const char* name : kTokenizerFiles) {
+    ACCORD_RETURN_IF_ERROR(copy_if_present(from, to, name));
+  }
+  return absl::OkStatus();
+}
+
+Status write_hf_directory(const std::string& dir, std::string_view config_json,
+                          std::string_view generation_config_json, const std::vector<TensorSpec>& tensors,
+                          const TensorProducer& produce, const HfWriteOptions& options) {
+  if (exists(dir + "/" + kConfigFile)) {
+    return usage_error("{}: already holds a {}; choose another directory", dir, kConfigFile);
+  }
+  if (!options.tokenizer_dir.empty() && !std::filesystem::is_directory(options.tokenizer_dir)) {
+    return usage_error("{}: is not a directory with tokenizer files", options.tokenizer_dir);
+  }
+  ACCORD_RETURN_IF_ERROR(write_sharded(dir, tensors, produce, options.max_shard_bytes));
+  if (!options.tokenizer_dir.empty()) {
+    ACCORD_RETURN_IF_ERROR(copy_tokenizer_files(options.tokenizer_dir, dir));
+  }
+  ACCORD_RETURN_IF_ERROR(write_file_atomic(dir + "/" + kGenerationFile, generation_config_json));
+  return write_file_atomic(dir + "/" + kConfigFile, config_json);
+}
+
+Status write_hf_checkpoint(const std::string& dir, const HfConfig& config, const Bf16Provider& provide,
+                           const HfWriteOptions& options) {
+  const std::string path = dir + "/" + kConfigFile;
+  std::string config_json = make_config_json(config.model);
+  if (!config.config_json.empty()) {
+    ACCORD_ASSIGN_OR_RETURN(config_json, normalized_config_json(config.config_json, path));
+  }
+  const std::string generation_json = config.generation_config_json.empty()
+                                          ? make_generation_config_json(config.model)
+                                          : config.generation_config_json;
+  const std::vector<ParamSpec> parameters = parameter_specs(config.model);
+  std::vector<TensorSpec> tensors;
+  for (const ParamSpec& parameter : parameters) {
+    tensors.push_back({parameter.name, Dtype::kBF16, parameter.shape});
+  }
+  size_t next = 0;  // tensors are produced in the order given
+  const auto produce = [&](const TensorSpec&, const ByteSink& sink) -> Status {
+    ACCORD_ASSIGN_OR_RETURN(const std::span<const BF16> values, provide(parameters[next++]));
+    return sink(values.data(), values.size_bytes());
+  };
+  return write_hf_directory(dir, config_json, generation_json, tensors, produce, options);
+}
+
+}  // namespace accord::checkpoint
