@@ -4,6 +4,7 @@
 
 #include "kernels/formats/decode.hpp"
 #include "kernels/formats/mxfp8.hpp"
+#include "kernels/formats/nvfp4.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/linear/linear.hpp"
 
@@ -42,6 +43,25 @@ void mxfp8_values(MatrixView x, float* out, Workspace& scratch) {
   }
 }
 
+void nvfp4_values(MatrixView x, float* out, float* outer, Workspace& scratch) {
+  const int64_t k = x.cols;
+  assert(k % formats::kNvfp4Block == 0);
+  const int64_t blocks = k / formats::kNvfp4Block;
+  scratch.codes.ensure(static_cast<size_t>(kRowsAtOnce * k / 2));
+  scratch.code_scales.ensure(static_cast<size_t>(kRowsAtOnce * blocks));
+  auto* codes = scratch.codes.as<uint8_t>();
+  auto* scales = scratch.code_scales.as<uint8_t>();
+  formats::Nvfp4Options options;
+  options.scope = formats::Nvfp4Scope::kToken;
+  for (int64_t begin = 0; begin < x.rows; begin += kRowsAtOnce) {
+    const int64_t count = std::min(kRowsAtOnce, x.rows - begin);
+    formats::quantize_nvfp4(x.slice_rows(begin, count), options, {codes, scales, outer + begin});
+    for (int64_t r = 0; r < count; ++r, out += k) {
+      formats::decode_nvfp4_products_row(codes + r * (k / 2), scales + r * blocks, k, out);
+    }
+  }
+}
+
 }  // namespace
 
 void make_operand_values(MatrixView x, WeightFormat format, OperandStorage out, Workspace& scratch) {
@@ -53,6 +73,7 @@ void make_operand_values(MatrixView x, WeightFormat format, OperandStorage out, 
       mxfp8_values(x, out.values, scratch);
       break;
     case WeightFormat::kNVFP4:
+      nvfp4_values(x, out.values, out.outer, scratch);
       break;
   }
 }
