@@ -197,6 +197,20 @@ StatusOr<std::string> read_file(const std::string& path, int64_t max_bytes) {
   return content;
 }
 
+Status write_fully(int fd, const std::string& path, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
+    if (written < 0) {
+      if (errno == EINTR) {
+        continue;
+      }
+      return system_error_at(path, "write", errno);
+    }
+    bytes.remove_prefix(static_cast<size_t>(written));
+  }
+  return absl::OkStatus();
+}
+
 Status write_file_atomic(const std::string& path, std::string_view content) {
   ACCORD_ASSIGN_OR_RETURN(AtomicFile file, AtomicFile::create(path));
   ACCORD_RETURN_IF_ERROR(file.write(content));

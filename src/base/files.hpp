@@ -68,6 +68,9 @@ class AtomicFile {
   int64_t end_ = 0;
 };
 
+// Appends all of `bytes` at the descriptor's position; `path` is for the message.
+Status write_fully(int fd, const std::string& path, std::string_view bytes);
+
 StatusOr<std::string> read_file(const std::string& path, int64_t max_bytes);
 Status write_file_atomic(const std::string& path, std::string_view content);
 Status make_dirs(const std::string& path);       // like mkdir -p

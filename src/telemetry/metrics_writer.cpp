@@ -4,16 +4,14 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
-#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/json_text.hpp"
 #include "base/log.hpp"
-#include "telemetry/file_io.hpp"
 
 namespace accord::telemetry {
 namespace {
@@ -66,18 +64,6 @@ StatusOr<Kept> lines_up_to(const std::string& path, int64_t last_step) {
 
 }  // namespace
 
-std::string format_number(double value) {
-  if (std::isnan(value)) {
-    return "\"NaN\"";
-  }
-  if (std::isinf(value)) {
-    return value > 0 ? "\"Infinity\"" : "\"-Infinity\"";
-  }
-  char buffer[32];
-  const auto result = std::to_chars(buffer, buffer + sizeof(buffer), value);
-  return {buffer, result.ptr};
-}
-
 StatusOr<std::string> format_metrics_line(int64_t step, const Metrics& metrics) {
   std::string line = fmt::format("{{\"step\":{}", step);
   for (const auto& [name, value] : metrics) {
@@ -85,9 +71,9 @@ StatusOr<std::string> format_metrics_line(int64_t step, const Metrics& metrics) 
       return internal_error("a metric may not be called 'step': that key holds the step's number");
     }
     line += ',';
-    line += nlohmann::json(name).dump();
+    line += json_string(name);
     line += ':';
-    line += format_number(value);
+    line += json_number(value);
   }
   line += '}';
   return line;

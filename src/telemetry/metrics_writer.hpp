@@ -15,9 +15,6 @@
 
 namespace accord::telemetry {
 
-// One number as above.
-std::string format_number(double value);
-
 // One line without its newline. A metric called "step" is an error.
 StatusOr<std::string> format_metrics_line(int64_t step, const Metrics& metrics);
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "telemetry/file_io.hpp"
+#include "base/files.hpp"
 
 namespace accord::telemetry {
 namespace {

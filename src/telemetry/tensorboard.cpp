@@ -10,8 +10,6 @@
 #include <climits>
 #include <cstring>
 
-#include "telemetry/file_io.hpp"
-
 namespace accord::telemetry {
 namespace {
 

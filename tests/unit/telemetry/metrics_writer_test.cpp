@@ -2,9 +2,7 @@
 
 #include <stdlib.h>
 
-#include <bit>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -40,25 +38,6 @@ std::string content(const std::string& path) {
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
 }  // namespace
-
-TEST_CASE("numbers are the shortest that read back to the same bits") {
-  CHECK(format_number(0.1) == "0.1");
-  CHECK(format_number(1.0) == "1");
-  CHECK(format_number(-0.0) == "-0");
-  CHECK(format_number(1e-6) == "1e-06");
-  CHECK(format_number(1.0 / 3.0) == "0.3333333333333333");
-  CHECK(format_number(std::nan("")) == "\"NaN\"");
-  CHECK(format_number(kInf) == "\"Infinity\"");
-  CHECK(format_number(-kInf) == "\"-Infinity\"");
-  uint64_t bits = 0x0123456789abcdefU;
-  for (int i = 0; i < 2000; ++i) {
-    bits = bits * 6364136223846793005U + 1442695040888963407U;
-    const auto value = std::bit_cast<double>(bits);
-    if (std::isfinite(value)) {
-      REQUIRE(std::bit_cast<uint64_t>(std::strtod(format_number(value).c_str(), nullptr)) == bits);
-    }
-  }
-}
 
 TEST_CASE("a line has the step first and sorted metrics") {
   const auto line =
