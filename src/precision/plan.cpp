@@ -1,0 +1,305 @@
+#include "precision/plan.hpp"
+
+#include <fmt/format.h>
+
+#include <optional>
+
+#include "base/hash.hpp"
+#include "precision/pattern.hpp"
+
+namespace accord::precision {
+namespace {
+
+using recipe::PrecisionConfig;
+using recipe::PrecisionPart;
+
+// A pattern of the recipe, and what became of it.
+struct Rule {
+  NamePattern pattern;
+  std::string name;                         // as messages call it
+  const PrecisionConfig* config = nullptr;  // of a matcher
+  int64_t matched = 0;                      // weights whose name it matches
+  int64_t decided = 0;                      // weights that it decided
+};
+
+std::optional<std::string_view> structural_reason(ParamRole role) {
+  switch (role) {
+    case ParamRole::kEmbedding:
+      return "structure: embedding";
+    case ParamRole::kLmHead:
+      return "structure: lm_head";
+    case ParamRole::kNorm:
+      return "structure: norm";
+    case ParamRole::kRouter:
+      return "structure: router";
+    default:
+      return std::nullopt;
+  }
+}
+
+int64_t block_of(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kMXFP8:
+      return kMxfp8Block;
+    case WeightFormat::kNVFP4:
+      return kNvfp4Block;
+    case WeightFormat::kBF16:
+      break;
+  }
+  return 1;
+}
+
+std::string_view without_weight(std::string_view name) {
+  constexpr std::string_view kSuffix = ".weight";
+  return name.ends_with(kSuffix) ? name.substr(0, name.size() - kSuffix.size()) : name;
+}
+
+std::string unit_of(const ParamSpec& spec) {
+  const std::string_view module = without_weight(spec.name);
+  if (spec.role == ParamRole::kGate || spec.role == ParamRole::kUp) {
+    return std::string(module.substr(0, module.rfind('.') + 1)) + "gate_up_proj";
+  }
+  return std::string(module);
+}
+
+class Planner {
+ public:
+  Planner(const ModelConfig& config, const PrecisionPart& precision)
+      : config_(config),
+        precision_(precision),
+        first_(precision.bf16_layers.first.resolve(config.num_layers)),
+        last_(precision.bf16_layers.last.resolve(config.num_layers)) {
+    for (const std::string& pattern : precision.high_precision) {
+      exceptions_.push_back(
+          {NamePattern(pattern), fmt::format("high_precision \"{}\"", pattern), nullptr, 0, 0});
+    }
+  }
+
+  StatusOr<PrecisionPlan> build() {
+    ACCORD_RETURN_IF_ERROR(collect_matchers());
+    PrecisionPlan plan;
+    for (const ParamSpec& spec : parameter_specs(config_)) {
+      ACCORD_ASSIGN_OR_RETURN(PlanRow row, decide(spec));
+      plan.index.emplace(row.name, plan.rows.size());
+      plan.rows.push_back(std::move(row));
+    }
+    ACCORD_RETURN_IF_ERROR(check_units(plan));
+    add_warnings(plan.warnings);
+    plan.digest = digest(plan);
+    return plan;
+  }
+
+ private:
+  Status collect_matchers() {
+    for (const recipe::PrecisionMatcher& matcher : precision_.matchers) {
+      if (!matcher.enabled) {
+        continue;
+      }
+      const PrecisionConfig* config = precision_.find_config(matcher.config);
+      if (config == nullptr) {
+        return recipe_error("precision matcher '{}': no config '{}' (add it to precision.configs)",
+                            matcher.name, matcher.config);
+      }
+      matchers_.push_back(
+          {NamePattern(matcher.pattern), fmt::format("matcher {}", matcher.name), config, 0, 0});
+    }
+    return absl::OkStatus();
+  }
+
+  StatusOr<PlanRow> decide(const ParamSpec& spec) {
+    PlanRow row;
+    row.name = spec.name;
+    row.shape = spec.shape;
+    row.weight_decay = spec.role != ParamRole::kNorm;
+    // Every pattern sees every weight, so that one without effect is noticed.
+    const std::vector<std::string> names = names_of(spec.name);
+    Rule* exception = first_match(exceptions_, names);
+    Rule* matcher = first_match(matchers_, names);
+    if (const auto reason = structural_reason(spec.role)) {
+      row.reason = *reason;
+    } else if (exception != nullptr) {
+      ++exception->decided;
+      row.reason = exception->name;
+    } else if (spec.layer >= 0 && spec.layer < first_) {
+      row.reason = fmt::format("bf16_layers.first: the first {} of {}", first_, config_.num_layers);
+    } else if (spec.layer >= config_.num_layers - last_) {
+      row.reason = fmt::format("bf16_layers.last: the last {} of {}", last_, config_.num_layers);
+    } else if (matcher != nullptr) {
+      ++matcher->decided;
+      ACCORD_RETURN_IF_ERROR(apply(*matcher, spec, row));
+    } else {
+      row.reason = "no matcher";
+    }
+    return row;
+  }
+
+  Status apply(const Rule& matcher, const ParamSpec& spec, PlanRow& row) {
+    const PrecisionConfig& config = *matcher.config;
+    const int64_t contracted = spec.shape.back();
+    const int64_t block = block_of(config.format);
+    if (contracted % block != 0) {
+      ++indivisible_;
+      row.reason = fmt::format("structure: contracted length {} is no multiple of {} ({})", contracted, block,
+                               matcher.name);
+      return absl::OkStatus();
+    }
+    row.reason = fmt::format("{} -> {}", matcher.name, config.name);
+    row.fast_math = config.fast_math;
+    if (config.format == WeightFormat::kBF16) {
+      return absl::OkStatus();
+    }
+    row.format = config.format;
+    row.weight_decay = false;
+    row.e5m2_gradients = config.e5m2_gradients;
+    const int64_t rows = spec.shape.front();
+    if (precision_.backward == recipe::BackwardMode::kQuantized && rows % block != 0) {
+      return recipe_error(
+          "{}: {} rows are no multiple of {}, which precision.backward: quantized needs for its "
+          "column-wise copies (use high_precision, or keep this weight BF16)",
+          spec.name, rows, block);
+    }
+    if (config.format == WeightFormat::kNVFP4) {
+      if (config.layout == recipe::ScaleLayout::k16x16 && rows % kNvfp4Block != 0) {
+        return recipe_error(
+            "{}: {} rows are no multiple of 16, which layout 16x16 needs (use 1x16, or keep this "
+            "weight BF16)",
+            spec.name, rows);
+      }
+      row.layout = config.layout;
+      row.scope = config.scope;
+      row.four_over_six = config.four_over_six;
+      row.four_over_six_error = config.four_over_six_error;
+      row.four_over_six_range = config.four_over_six_range;
+      row.unit = unit_of(spec);
+    }
+    return absl::OkStatus();
+  }
+
+  static Rule* first_match(std::vector<Rule>& rules, const std::vector<std::string>& names) {
+    Rule* first = nullptr;
+    for (Rule& rule : rules) {
+      if (rule.pattern.matches_any(names)) {
+        ++rule.matched;
+        first = first == nullptr ? &rule : first;
+      }
+    }
+    return first;
+  }
+
+  // gate and up of one MLP share their outer scale, so they are quantized alike or not at all.
+  static Status check_units(const PrecisionPlan& plan) {
+    constexpr std::string_view kGate = ".gate_proj.weight";
+    for (const PlanRow& gate : plan.rows) {
+      if (!gate.name.ends_with(kGate)) {
+        continue;
+      }
+      const PlanRow* up = plan.find(gate.name.substr(0, gate.name.size() - kGate.size()) + ".up_proj.weight");
+      if (up == nullptr || gate.unit != up->unit || (!gate.unit.empty() && options(gate) != options(*up))) {
+        return recipe_error(
+            "{}: gate_proj and up_proj are one NVFP4 unit and need the same format, but this is {} ({}) and "
+            "its "
+            "up_proj {} ({}) (let one pattern match both)",
+            gate.name, format_name(gate.format), gate.reason,
+            up == nullptr ? "missing" : format_name(up->format), up == nullptr ? "" : up->reason);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  void add_warnings(std::vector<std::string>& warnings) const {
+    for (const std::vector<Rule>* rules : {&exceptions_, &matchers_}) {
+      for (const Rule& rule : *rules) {
+        if (rule.matched == 0) {
+          warnings.push_back(fmt::format("{}: pattern \"{}\" matches no weight of this model", rule.name,
+                                         rule.pattern.text()));
+        } else if (rule.decided == 0 && rule.config != nullptr &&
+                   rule.config->format != WeightFormat::kBF16) {
+          warnings.push_back(fmt::format("{}: all {} weights that it matches were decided before it",
+                                         rule.name, rule.matched));
+        }
+      }
+    }
+    for (const PrecisionConfig& config : precision_.configs) {
+      bool used = false;
+      for (const Rule& rule : matchers_) {
+        used = used || rule.config == &config;
+      }
+      if (!used) {
+        warnings.push_back(fmt::format("config {}: no enabled matcher uses it", config.name));
+      }
+    }
+    if (indivisible_ > 0) {
+      warnings.push_back(fmt::format(
+          "{} weights that a matcher quantizes stay BF16: the block does not divide their contracted length",
+          indivisible_));
+    }
+    const auto check_count = [&](const char* key, const recipe::LayerShare& share) {
+      if (!share.is_percent && share.value > static_cast<double>(config_.num_layers)) {
+        warnings.push_back(fmt::format("bf16_layers.{}: {} layers of a model that has {}", key, share.value,
+                                       config_.num_layers));
+      }
+    };
+    check_count("first", precision_.bf16_layers.first);
+    check_count("last", precision_.bf16_layers.last);
+  }
+
+  static std::string_view format_name(WeightFormat format) {
+    switch (format) {
+      case WeightFormat::kBF16:
+        return "bf16";
+      case WeightFormat::kMXFP8:
+        return "mxfp8";
+      case WeightFormat::kNVFP4:
+        return "nvfp4";
+    }
+    return "?";
+  }
+
+  // Whatever of a row determines bytes, besides its name and unit.
+  static std::string options(const PlanRow& row) {
+    return fmt::format("{} {} {} {} {} {} {} {}", static_cast<int>(row.format), static_cast<int>(row.layout),
+                       static_cast<int>(row.scope), static_cast<int>(row.four_over_six),
+                       static_cast<int>(row.four_over_six_error), row.four_over_six_range, row.e5m2_gradients,
+                       row.fast_math);
+  }
+
+  static std::string digest(const PrecisionPlan& plan) {
+    Hasher hasher;
+    hasher.update(kContractVersion);
+    for (const PlanRow& row : plan.rows) {
+      hasher.update(fmt::format("\n{} {} {}", row.name, options(row), row.unit));
+    }
+    return hasher.hex();
+  }
+
+  const ModelConfig& config_;
+  const PrecisionPart& precision_;
+  int64_t first_;
+  int64_t last_;
+  std::vector<Rule> exceptions_;
+  std::vector<Rule> matchers_;
+  int64_t indivisible_ = 0;
+};
+
+}  // namespace
+
+const PlanRow* PrecisionPlan::find(std::string_view name) const {
+  const auto found = index.find(name);
+  return found == index.end() ? nullptr : &rows[found->second];
+}
+
+bool PrecisionPlan::any(WeightFormat format) const {
+  for (const PlanRow& row : rows) {
+    if (row.format == format) {
+      return true;
+    }
+  }
+  return false;
+}
+
+StatusOr<PrecisionPlan> build_plan(const ModelConfig& config, const PrecisionPart& precision) {
+  ACCORD_RETURN_IF_ERROR(validate(config));
+  return Planner(config, precision).build();
+}
+
+}  // namespace accord::precision
