@@ -35,18 +35,18 @@ TEST_CASE("formats: four over six keeps decisions that a fused multiply-add woul
   CHECK(different(run_reference(view(x), options), want) == 0);
 }
 
+// As above: the case counts only if the order of the sum decides.
 TEST_CASE("formats: four over six sums the rows of a 16x16 tile in a tree") {
-  Matrix x = formats_inputs::make("ties", 512, 512, 23);
-  int64_t sensitive = 0;
+  Matrix x = formats_inputs::make("sparse", 256, 512, 23);
+  const float outer = 4.0F;  // with few distinct sums, ties are frequent
   for (FourOverSix mode : {FourOverSix::kMae, FourOverSix::kMse}) {
     const Nvfp4Options options{Nvfp4Scope::kTensor, Nvfp4Layout::k16x16, mode, 448};
-    const Bytes want = model(x, options);
-    const Bytes sequential = model(x, options, nullptr, Flaw::kSequentialRows);
-    sensitive += formats_inputs::count_different(want.scale, sequential.scale);
-    CHECK(different(run(view(x), options), want) == 0);
-    CHECK(different(run_reference(view(x), options), want) == 0);
+    const Bytes want = model(x, options, &outer);
+    const Bytes sequential = model(x, options, &outer, Flaw::kSequentialRows);
+    CHECK(formats_inputs::count_different(want.scale, sequential.scale) > 0);
+    CHECK(different(run(view(x), options, &outer), want) == 0);
+    CHECK(different(run_reference(view(x), options, &outer), want) == 0);
   }
-  CHECK(sensitive > 0);
 }
 
 TEST_CASE("formats: four over six takes both candidates, and six where errors are equal or NaN") {

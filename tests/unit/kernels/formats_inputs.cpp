@@ -19,7 +19,10 @@ float draw(const std::string& kind, accord::PhiloxStream& random) {
     return from_bits((bits & 0x80000000u) | ((bits & 0x7fffffu) >> (random.next_u32() % 24)));
   }
   const double normal = random.next_normal();
-  if (kind == "ties") {
+  if (kind == "ties" || kind == "sparse") {
+    if (kind == "sparse" && random.next_below(8) != 0) {
+      return 0.0F;
+    }
     return static_cast<float>(0.25 * std::rint(4.0 * normal));
   }
   if (kind == "heavy") {

@@ -11,7 +11,8 @@ namespace formats_inputs {
 
 // normal: N(0,1); ties: 0.25*rint(4*N(0,1)); heavy: N(0,1) with exponents over a wide range; tiny: near the
 // smallest normals; denormal: subnormals and zeros; bits: uniform bit patterns, NaN and Inf included;
-// special: normal with a few NaN (both signs), Inf, -0, FLT_MAX and subnormals.
+// sparse: one in eight of ties, else zero. special: normal with a few NaN (both signs), Inf, -0, FLT_MAX and
+// subnormals.
 const std::vector<std::string>& kinds();
 formats_model::Matrix make(const std::string& kind, int64_t rows, int64_t cols, uint64_t seed);
 
