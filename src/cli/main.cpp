@@ -20,6 +20,7 @@ int main(int argc, char** argv) {
   cli::add_status(app, action);
   cli::add_watch(app, action);
   cli::add_stop(app, action);
+  cli::add_init_model(app, action);
 
   try {
     app.parse(argc, argv);
