@@ -11,5 +11,6 @@ void add_status(CLI::App& app, Action& action);
 void add_watch(CLI::App& app, Action& action);
 void add_stop(CLI::App& app, Action& action);
 void add_init_model(CLI::App& app, Action& action);
+void add_quantize(CLI::App& app, Action& action);
 
 }  // namespace accord::cli

@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
   cli::add_watch(app, action);
   cli::add_stop(app, action);
   cli::add_init_model(app, action);
+  cli::add_quantize(app, action);
 
   try {
     app.parse(argc, argv);
