@@ -144,13 +144,13 @@ class Planner {
       return absl::OkStatus();
     }
     row.reason = fmt::format("{} -> {}", matcher.name, config.name);
-    row.fast_math = config.fast_math;
     if (config.format == WeightFormat::kBF16) {
       return absl::OkStatus();
     }
     row.format = config.format;
     row.weight_decay = false;
     row.e5m2_gradients = config.e5m2_gradients;
+    row.fast_math = config.fast_math;
     const int64_t rows = spec.shape.front();
     if (precision_.backward == recipe::BackwardMode::kQuantized && rows % block != 0) {
       return recipe_error(

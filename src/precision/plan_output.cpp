@@ -107,7 +107,10 @@ std::vector<Line> make_lines(const PrecisionPlan& plan) {
   for (const PlanRow& row : plan.rows) {
     std::string shape;
     for (const int64_t dim : row.shape) {
-      shape += (shape.empty() ? "" : "x") + std::to_string(dim);
+      if (!shape.empty()) {
+        shape += 'x';
+      }
+      shape += std::to_string(dim);
     }
     std::vector<std::string> cells = {without_expert(row.name),
                                       std::move(shape),

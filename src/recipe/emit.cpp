@@ -216,7 +216,9 @@ void emit_config(const PrecisionConfig& config, Emitter& e) {
   if (config.format == WeightFormat::kMXFP8) {
     e.flag("e5m2_gradients", config.e5m2_gradients);
   }
-  e.flag("fast_math", config.fast_math);
+  if (config.format != WeightFormat::kBF16) {
+    e.flag("fast_math", config.fast_math);
+  }
   e.close();
 }
 

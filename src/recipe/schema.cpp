@@ -208,6 +208,9 @@ void read_config(MapReader map, PrecisionConfig& config) {
     map.fail("e5m2_gradients",
              fmt::format("means nothing for format {} (remove it)", name_of(config.format)));
   }
+  if (map.has("fast_math") && config.format == WeightFormat::kBF16) {
+    map.fail("fast_math", "means nothing for format bf16 (remove it)");
+  }
   map.finish();
 }
 
