@@ -10,7 +10,11 @@ void add_worker(CLI::App& app, Action& action);
 void add_status(CLI::App& app, Action& action);
 void add_watch(CLI::App& app, Action& action);
 void add_stop(CLI::App& app, Action& action);
+void add_plan(CLI::App& app, Action& action);
 void add_init_model(CLI::App& app, Action& action);
 void add_quantize(CLI::App& app, Action& action);
+void add_score(CLI::App& app, Action& action);
+void add_tokenize(CLI::App& app, Action& action);
+void add_logprobs(CLI::App& app, Action& action);
 
 }  // namespace accord::cli

@@ -20,8 +20,12 @@ int main(int argc, char** argv) {
   cli::add_status(app, action);
   cli::add_watch(app, action);
   cli::add_stop(app, action);
+  cli::add_plan(app, action);
   cli::add_init_model(app, action);
   cli::add_quantize(app, action);
+  cli::add_score(app, action);
+  cli::add_tokenize(app, action);
+  cli::add_logprobs(app, action);
 
   try {
     app.parse(argc, argv);

@@ -1,7 +1,7 @@
 // What a recipe may say and this version cannot do yet: one row each. Building a feature deletes its row.
 #include <fmt/format.h>
 
-#include <iterator>
+#include <algorithm>
 
 #include "recipe/schema.hpp"
 
@@ -15,9 +15,21 @@ struct NotBuilt {
   const char* remedy;
 };
 
+bool is_parquet(const std::string& path) { return path.ends_with(".parquet"); }
+
 constexpr NotBuilt kNotBuilt[] = {
     {"model.reference", [](const Recipe& r) { return r.model.reference.has_value(); }, "a reference model",
      "null"},
+    {"data.train.path", [](const Recipe& r) { return is_parquet(r.data.train.path); }, "reading Parquet",
+     "JSONL"},
+    {"data.eval",
+     [](const Recipe& r) {
+       return std::any_of(r.data.eval.begin(), r.data.eval.end(),
+                          [](const EvalData& eval) { return is_parquet(eval.path); });
+     },
+     "reading Parquet", "JSONL"},
+    {"sft.path", [](const Recipe& r) { return r.sft.has_value() && is_parquet(r.sft->path); },
+     "reading Parquet", "JSONL"},
     {"reward.type", [](const Recipe& r) { return r.reward.type == "external"; }, "an external reward",
      "a built-in reward"},
     {"rollout.device", [](const Recipe& r) { return r.rollout.device == DeviceChoice::kCuda; },

@@ -46,7 +46,7 @@ struct ModelPart {
 };
 
 struct TrainData {
-  std::string path;  // JSONL or Parquet
+  std::string path;  // JSONL
   std::string prompt_key = "prompt";
   std::string label_key = "label";
   OnBad on_bad_line = OnBad::kFail;     // a record that does not parse, or lacks a key
@@ -91,8 +91,8 @@ struct RolloutPart {
   double top_p = 1.0;        // (0, 1]
   int64_t top_k = -1;        // -1: all
   std::vector<std::string> stop;
-  int64_t prefill_chunk = 512;   // tokens
-  int64_t max_batch_rows = 256;  // sequences that decode together
+  int64_t prefill_chunk = 256;   // prompt tokens of one forward; at most max_batch_rows
+  int64_t max_batch_rows = 256;  // tokens of one forward: decoding sequences and prompt tokens together
   int64_t kv_cache_tokens = 0;   // 0: chosen from the batch limits
   bool operator==(const RolloutPart&) const = default;
 };

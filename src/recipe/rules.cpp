@@ -67,6 +67,10 @@ class Rules {
       fail("rollout.samples_per_prompt",
            "must be at least 2: a group of one sample has no spread, so its advantage is always 0");
     }
+    if (rollout.prefill_chunk > rollout.max_batch_rows) {
+      fail("rollout.prefill_chunk", fmt::format("must be at most rollout.max_batch_rows = {}, is {}",
+                                                rollout.max_batch_rows, rollout.prefill_chunk));
+    }
     const int64_t sample = rollout.max_prompt_tokens + rollout.max_response_tokens;
     if (rollout.kv_cache_tokens != 0 && rollout.kv_cache_tokens < sample) {
       fail("rollout.kv_cache_tokens",

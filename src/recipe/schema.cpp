@@ -54,7 +54,7 @@ void read_model(MapReader map, ModelPart& model) {
 }
 
 void read_train_data(MapReader map, TrainData& train) {
-  map.require("path", "a JSONL or Parquet file of prompts");
+  map.require("path", "a JSONL file of prompts");
   map.text("path", train.path);
   map.text("prompt_key", train.prompt_key);
   map.text("label_key", train.label_key);
@@ -66,7 +66,7 @@ void read_train_data(MapReader map, TrainData& train) {
 void read_eval_data(MapReader map, const RolloutPart& rollout, EvalData& eval) {
   map.require("name", "it becomes part of metric names: eval/<name>/pass1");
   map.text("name", eval.name);
-  map.require("path", "a JSONL or Parquet file of prompts");
+  map.require("path", "a JSONL file of prompts");
   map.text("path", eval.path);
   map.text("prompt_key", eval.prompt_key);
   map.text("label_key", eval.label_key);
@@ -311,7 +311,7 @@ void read_monitor(MapReader map, MonitorPart& monitor) {
 }
 
 void read_sft(MapReader map, SftPart& sft) {
-  map.require("path", "a JSONL or Parquet file of prompts and responses");
+  map.require("path", "a JSONL file of prompts and responses");
   map.text("path", sft.path);
   map.text("prompt_key", sft.prompt_key);
   map.text("response_key", sft.response_key);

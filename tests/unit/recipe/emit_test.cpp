@@ -55,6 +55,13 @@ debug: {dump_batches: true, corrupt_rollout: {rank: 2, version: 1, byte: 77}}
   CHECK(recipe.rollout.stop[2] == "\x07");
 }
 
+TEST_CASE("the shipped recipes load") {
+  for (const char* name : {"quickstart-mxfp8.yaml", "reference.yaml"}) {
+    CAPTURE(name);
+    CHECK(load_recipe(std::string(ACCORD_SOURCE_DIR "/configs/") + name).ok());
+  }
+}
+
 TEST_CASE("the reference recipe holds every key with its default") {
   const StatusOr<Recipe> reference = load_recipe(ACCORD_SOURCE_DIR "/configs/reference.yaml");
   INFO((reference.ok() ? std::string() : std::string(message_of(reference.status()))));

@@ -66,7 +66,7 @@ TEST_CASE("required keys are all named at once") {
         "r.yaml:1:1: run.name: required key is missing (give run.name, or run.dir)\n"
         "r.yaml:1:1: model.checkpoint: required key is missing (the directory of a Hugging Face checkpoint)\n"
         "r.yaml:1:1: reward.type: required key is missing (such as math_dapo)\n"
-        "r.yaml:1:1: data.train.path: required key is missing (a JSONL or Parquet file of prompts)");
+        "r.yaml:1:1: data.train.path: required key is missing (a JSONL file of prompts)");
   CHECK(error_of("") == error);
 }
 
@@ -124,6 +124,8 @@ TEST_CASE("ranges are checked") {
   CHECK(set_error("rollout.top_k=0").find("must be -1 (all) or at least 1") != std::string::npos);
   CHECK(set_error("rollout.samples_per_prompt=1").find("at least 2") != std::string::npos);
   CHECK(set_error("trainer.tokens_per_microbatch=100").find("must hold one sample") != std::string::npos);
+  CHECK(set_error("rollout.prefill_chunk=300").find("at most rollout.max_batch_rows = 256") !=
+        std::string::npos);
   CHECK(set_error("rollout.kv_cache_tokens=10").find("must be 0 (auto) or hold one sample") !=
         std::string::npos);
   CHECK(set_error("trainer.optimizer.min_lr=1e-7").find("does nothing with schedule constant") !=
@@ -225,6 +227,9 @@ TEST_CASE("features that are not built yet are refused and located") {
   const std::vector<std::string> asked = {
       "model.reference=models/ref",
       "reward.type=external",
+      "data.train.path=train.parquet",
+      "data.eval=[{name: e, path: eval.parquet}]",
+      "sft={path: sft.parquet, steps: 1}",
       "rollout.device=cuda",
       "trainer.device=cuda",
       "trainer.workers=2",

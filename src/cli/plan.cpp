@@ -1,0 +1,211 @@
+// accord plan: what a recipe means, without loading a weight or starting a process.
+#include "precision/plan.hpp"
+
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "checkpoint/hf_config.hpp"
+#include "cli/commands.hpp"
+#include "cli/text_io.hpp"
+#include "controller/engine_limits.hpp"
+#include "recipe/recipe.hpp"
+#include "reward/reward.hpp"
+#include "text/chat_template.hpp"
+#include "weights/manifest.hpp"
+
+namespace accord::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Arguments {
+  std::string recipe;
+  std::vector<std::string> overrides;
+  bool json = false;
+};
+
+struct Memory {
+  int64_t arena = 0;
+  int64_t kv_cache = 0;   // rollout
+  int64_t masters = 0;    // trainer, fp32
+  int64_t moments = 0;    // trainer, two of fp32
+  int64_t gradients = 0;  // trainer, fp32
+
+  int64_t rollout_worker() const { return arena + kv_cache; }
+  int64_t trainer_worker() const { return arena + masters + moments + gradients; }
+};
+
+struct DryRun {
+  recipe::Recipe recipe;
+  ModelConfig config;
+  int64_t parameters = 0;
+  precision::PrecisionPlan plan;
+  WeightManifest manifest;
+  Memory memory;
+  std::vector<std::string> warnings;
+  std::vector<Status> refused;  // what `accord run` would stop at
+};
+
+void refuse_unless_ok(const Status& status, std::vector<Status>& refused) {
+  if (!status.ok()) {
+    refused.push_back(status);
+  }
+}
+
+Status check_file(const char* key, const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) {
+    return io_error("{}: '{}' is not a file that can be read (relative paths start at the current directory)",
+                    key, path);
+  }
+  return absl::OkStatus();
+}
+
+void check_surroundings(DryRun& run) {
+  const recipe::Recipe& recipe = run.recipe;
+  if (recipe.reward.type != "external") {  // already refused
+    refuse_unless_ok(reward::make_scorer(recipe.reward.type).status(), run.refused);
+  }
+  refuse_unless_ok(text::ChatTemplate::resolve(recipe.data.chat_template, recipe.model.checkpoint).status(),
+                   run.refused);
+  refuse_unless_ok(check_file("data.train.path", recipe.data.train.path), run.refused);
+  for (size_t i = 0; i < recipe.data.eval.size(); ++i) {
+    refuse_unless_ok(check_file(fmt::format("data.eval.{}.path", i).c_str(), recipe.data.eval[i].path),
+                     run.refused);
+  }
+  if (recipe.sft) {
+    refuse_unless_ok(check_file("sft.path", recipe.sft->path), run.refused);
+  }
+  const int64_t longest = controller::longest_sequence(recipe);
+  if (longest > run.config.max_position_embeddings) {
+    run.warnings.push_back(fmt::format(
+        "the longest prompt and response, {} tokens, exceed the model's {} positions; a run is refused "
+        "if its prompts are that long",
+        longest, run.config.max_position_embeddings));
+  }
+}
+
+Memory memory_of(const DryRun& run) {
+  const int64_t fp32 = run.parameters * size_of(Dtype::kF32);
+  const int64_t row = 2 * run.config.num_layers * run.config.num_kv_heads * run.config.head_dim *
+                      size_of(run.recipe.model.compute_dtype);
+  Memory memory;
+  memory.arena = run.manifest.arena_bytes;
+  memory.kv_cache = controller::kv_cache_rows(run.recipe, row) * row;
+  memory.masters = fp32;
+  memory.moments = 2 * fp32;
+  memory.gradients = fp32;
+  return memory;
+}
+
+StatusOr<DryRun> dry_run(const Arguments& arguments) {
+  ACCORD_ASSIGN_OR_RETURN(recipe::Inspection inspection,
+                          recipe::inspect_recipe_file(arguments.recipe, arguments.overrides));
+  DryRun run;
+  run.recipe = std::move(inspection.recipe);
+  refuse_unless_ok(inspection.refused, run.refused);
+  StatusOr<checkpoint::HfConfig> hf = checkpoint::read_hf_config(run.recipe.model.checkpoint);
+  if (!hf.ok()) {
+    return annotate(hf.status(), "model.checkpoint");
+  }
+  run.config = std::move(hf->model);
+  for (const ParamSpec& spec : parameter_specs(run.config)) {
+    run.parameters += spec.numel();
+  }
+  ACCORD_ASSIGN_OR_RETURN(run.plan, precision::build_plan(run.config, run.recipe.precision));
+  ACCORD_ASSIGN_OR_RETURN(run.manifest, weights::build_manifest(run.config, run.plan));
+  run.memory = memory_of(run);
+  run.warnings = run.plan.warnings;
+  check_surroundings(run);
+  return run;
+}
+
+std::string bytes_text(int64_t bytes) {
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (value >= 1024.0 && unit + 1 < std::size(kUnits)) {
+    value /= 1024.0;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+std::string to_text(const DryRun& run) {
+  const Memory& m = run.memory;
+  std::string out = run.plan.to_text();
+  out += fmt::format("\nmodel             {}: {} layers, {} parameters\n", run.recipe.model.checkpoint,
+                     run.config.num_layers, run.parameters);
+  out += fmt::format("plan digest       {}\n", run.plan.digest);
+  out += fmt::format("manifest digest   {}\n", run.manifest.digest);
+  out += fmt::format("rollout workers   {}, each {}: weights {}, KV cache up to {}\n",
+                     run.recipe.rollout.workers, bytes_text(m.rollout_worker()), bytes_text(m.arena),
+                     bytes_text(m.kv_cache));
+  out += fmt::format(
+      "trainer workers   {}, each {} and activations: weights {}, masters {}, moments {}, gradients {}\n",
+      run.recipe.trainer.workers, bytes_text(m.trainer_worker()), bytes_text(m.arena), bytes_text(m.masters),
+      bytes_text(m.moments), bytes_text(m.gradients));
+  for (const std::string& warning : run.warnings) {
+    out += fmt::format("warning           {}\n", warning);
+  }
+  return out;
+}
+
+std::string to_json(const DryRun& run) {
+  const Memory& m = run.memory;
+  Json out;
+  out["recipe"] = recipe::to_yaml(run.recipe);
+  out["model"] = {{"checkpoint", run.recipe.model.checkpoint},
+                  {"layers", run.config.num_layers},
+                  {"parameters", run.parameters}};
+  out["plan"] = Json::parse(run.plan.to_json());
+  out["manifest"] = {{"digest", run.manifest.digest}, {"arena_bytes", run.manifest.arena_bytes}};
+  out["memory_bytes"] = {
+      {"rollout_worker", {{"weights", m.arena}, {"kv_cache", m.kv_cache}}},
+      {"trainer_worker",
+       {{"weights", m.arena}, {"masters", m.masters}, {"moments", m.moments}, {"gradients", m.gradients}}}};
+  out["warnings"] = run.warnings;
+  out["refused"] = Json::array();
+  for (const Status& status : run.refused) {
+    out["refused"].push_back(std::string(message_of(status)));
+  }
+  return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Status plan(const Arguments& arguments) {
+  ACCORD_ASSIGN_OR_RETURN(const DryRun run, dry_run(arguments));
+  ACCORD_RETURN_IF_ERROR(write_output("-", arguments.json ? to_json(run) : to_text(run)));
+  if (run.refused.empty()) {
+    return absl::OkStatus();
+  }
+  std::string message = "a run would be refused:";
+  for (const Status& status : run.refused) {
+    message += "\n";
+    message += message_of(status);
+  }
+  return make_error(exit_code(run.refused.front()), message);
+}
+
+}  // namespace
+
+void add_plan(CLI::App& app, Action& action) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand(
+      "plan",
+      "Dry run: validate a recipe; show each weight's format, digests, memory, what would be refused");
+  command->add_option("recipe", arguments->recipe, "The recipe (YAML)")->required();
+  command
+      ->add_option("--set", arguments->overrides,
+                   "Override one key: --set trainer.optimizer.lr=1e-5 (repeatable)")
+      ->take_all()
+      ->expected(1)
+      ->type_name("KEY=VALUE");
+  command->add_flag("--json", arguments->json, "Everything as one JSON object, every weight listed");
+  command->callback([arguments, &action] { action = [arguments] { return plan(*arguments); }; });
+}
+
+}  // namespace accord::cli
