@@ -213,45 +213,35 @@ bool Scheduler::make_writable(int32_t index, int32_t num_rows) {
   const int32_t end = pages_for(seq.computed + num_rows);
   for (int32_t p = seq.computed / kPageSize; p < end; ++p) {
     const auto slot = static_cast<size_t>(p);
-    const bool exists = slot < seq.pages.size();
-    if (exists && !pool_.shared(seq.pages[slot])) {
-      continue;
-    }
-    const int32_t page = allocate_for(index);
-    if (page < 0) {
-      return false;
-    }
-    if (!exists) {
-      seq.pages.push_back(page);
-    } else if (!pool_.shared(seq.pages[slot])) {
-      pool_.release(page);  // the other holders were preempted to get it
-    } else {
-      copy_rows_(seq.pages[slot], page, seq.computed % kPageSize);
-      pool_.release(seq.pages[slot]);
-      seq.pages[slot] = page;
+    // Preempting a sibling may leave its page to this one alone, so both conditions are asked again.
+    while (slot >= seq.pages.size() || pool_.shared(seq.pages[slot])) {
+      const int32_t page = pool_.allocate();
+      if (page < 0) {
+        if (!make_room(index)) {
+          return false;
+        }
+      } else if (slot >= seq.pages.size()) {
+        seq.pages.push_back(page);
+      } else {
+        copy_rows_(seq.pages[slot], page, seq.computed % kPageSize);
+        pool_.release(seq.pages[slot]);
+        seq.pages[slot] = page;
+      }
     }
   }
   return true;
 }
 
-// A free page, if need be from the youngest. -1 when that one is `index` itself (it then waits for its turn
-// again) or runs in this batch already.
-int32_t Scheduler::allocate_for(int32_t index) {
-  while (true) {
-    if (const int32_t page = pool_.allocate(); page >= 0) {
-      return page;
-    }
-    const int32_t youngest = running_.back();
-    const bool in_batch = std::any_of(scheduled_.begin(), scheduled_.end(),
-                                      [&](const Scheduled& item) { return item.sequence == youngest; });
-    if (in_batch) {
-      return -1;
-    }
-    preempt_youngest();
-    if (youngest == index) {
-      return -1;
-    }
+// Preempts the youngest. False when that one runs in this batch already, or is `index` itself (which then
+// waits for its turn again).
+bool Scheduler::make_room(int32_t index) {
+  const int32_t youngest = running_.back();
+  if (std::any_of(scheduled_.begin(), scheduled_.end(),
+                  [&](const Scheduled& item) { return item.sequence == youngest; })) {
+    return false;
   }
+  preempt_youngest();
+  return youngest != index;
 }
 
 void Scheduler::preempt_youngest() {

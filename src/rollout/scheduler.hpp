@@ -82,7 +82,7 @@ class Scheduler {
   void fan_out(int32_t leader, int32_t row);
   void schedule(int32_t index, int32_t num_rows);
   bool make_writable(int32_t index, int32_t num_rows);
-  int32_t allocate_for(int32_t index);
+  bool make_room(int32_t index);
   void preempt_youngest();
   void release_pages(Sequence& seq);
   Sequence& at(int32_t index) { return sequences_[static_cast<size_t>(index)]; }

@@ -151,6 +151,30 @@ TEST_CASE("random schedules under a tight cache equal the reference and end") {
   }
 }
 
+TEST_CASE("siblings finish in a cache that holds exactly one of them") {
+  for (const int32_t prompt_length : {1, 15, 16, 17, 40, 47, 48, 49}) {
+    for (const int32_t max_new : {1, 2, 9, 16, 17, 30}) {
+      CAPTURE(prompt_length);
+      CAPTURE(max_new);
+      auto requests =
+          std::vector<Request>{request_of(1, prompt_length, 4, max_new), request_of(2, 1, 3, max_new)};
+      for (Request& request : requests) request.sampling.stop_tokens.clear();
+      TestEngine test(
+          {.max_batch_rows = 9, .prefill_chunk = 9, .kv_cache_tokens = prompt_length + max_new - 1});
+      check_reference(generate(*test.engine, requests), requests);
+    }
+  }
+}
+
+TEST_CASE("a long prompt waits for pages while younger samples decode") {
+  // Both need their fourth page in the same forward, and one is left; decoding comes first.
+  auto requests = std::vector<Request>{request_of(1, 64, 1, 20), request_of(2, 1, 1, 60)};
+  for (Request& request : requests) request.sampling.stop_tokens.clear();
+  TestEngine test({.max_batch_rows = 8, .prefill_chunk = 1, .kv_cache_tokens = 112});
+  check_reference(generate(*test.engine, requests), requests);
+  CHECK(test.engine->stats().preemptions == 0);
+}
+
 TEST_CASE("requests split over engines, calls and sample ranges give the same samples") {
   const auto requests = mixed_requests();
   TestEngine all({});
