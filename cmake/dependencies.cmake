@@ -33,8 +33,9 @@ add_library(c10 SHARED IMPORTED)
 set_target_properties(c10 PROPERTIES IMPORTED_LOCATION ${ACCORD_LIBTORCH}/lib/libc10.so)
 add_library(torch_cpu SHARED IMPORTED)
 set_target_properties(torch_cpu PROPERTIES IMPORTED_LOCATION ${ACCORD_LIBTORCH}/lib/libtorch_cpu.so)
-target_include_directories(torch_cpu SYSTEM INTERFACE
-  ${ACCORD_LIBTORCH}/include ${ACCORD_LIBTORCH}/include/torch/csrc/api/include)
+# Searched last: libtorch ships headers of other libraries (fmt, protobuf) that must not shadow the system's.
+target_compile_options(torch_cpu INTERFACE
+  "SHELL:-idirafter ${ACCORD_LIBTORCH}/include" "SHELL:-idirafter ${ACCORD_LIBTORCH}/include/torch/csrc/api/include")
 target_link_libraries(torch_cpu INTERFACE c10)
 # libtorch exports a gloo of its own that does not fit Debian's headers. Link options precede all libraries, so
 # the real one wins wherever libtorch is linked (tests/unit/comm/symbols_test.cpp asserts it).

@@ -4,8 +4,8 @@
 
 namespace accord::kernels {
 
-void logprob_backward(float* logits_V, int64_t vocab, float temperature, const SoftmaxStats& stats, int32_t token,
-                      float entropy, float dlogprob, float dentropy) {
+void logprob_backward(float* logits_V, int64_t vocab, float temperature, const SoftmaxStats& stats,
+                      int32_t token, float entropy, float dlogprob, float dentropy) {
   const F8 divisor = f8(temperature);
   const F8 max = f8(stats.max);
   const F8 log_sum = f8(stats.log_sum);

@@ -32,7 +32,8 @@ const float* LayerBackward::gradient_operand(const float* dx, int64_t count) {
 }
 
 Status LayerBackward::run(int64_t layer, const model::Batch& batch, const model::LayerWeights& weights,
-                          MatrixView x_in, const model::KvLayer& kv, const model::LayerTape& tape, float* dx_TH) {
+                          MatrixView x_in, const model::KvLayer& kv, const model::LayerTape& tape,
+                          float* dx_TH) {
   const LayerParams& params = w_.layers[static_cast<size_t>(layer)];
   const int64_t rows = batch.num_rows();
   const int64_t hidden = w_.config.hidden_size;
@@ -41,11 +42,11 @@ Status LayerBackward::run(int64_t layer, const model::Batch& batch, const model:
   } else {
     ACCORD_RETURN_IF_ERROR(experts(params, tape, rows, dx_TH));
   }
-  w_.norm_backward(taped(tape.x_mid, w_.compute_dtype, rows, hidden), tape.inv_rms2.as<float>(), weights.post_norm,
-                   params.post_norm, dnorm_.as<float>(), dx_TH, true);
+  w_.norm_backward(taped(tape.x_mid, w_.compute_dtype, rows, hidden), tape.inv_rms2.as<float>(),
+                   weights.post_norm, params.post_norm, dnorm_.as<float>(), dx_TH, true);
   ACCORD_RETURN_IF_ERROR(attention(params, batch, weights, kv, tape, dx_TH));
-  w_.norm_backward(x_in, tape.inv_rms1.as<float>(), weights.input_norm, params.input_norm, dnorm_.as<float>(), dx_TH,
-                   true);
+  w_.norm_backward(x_in, tape.inv_rms1.as<float>(), weights.input_norm, params.input_norm, dnorm_.as<float>(),
+                   dx_TH, true);
   return absl::OkStatus();
 }
 
@@ -66,14 +67,15 @@ Status LayerBackward::dense_mlp(const LayerParams& params, const model::LayerTap
   const MatrixView up = taped(tape.up, w_.compute_dtype, rows, width);
   w_.for_rows(rows, [&](int64_t begin, int64_t count) {
     const int64_t at = begin * width;
-    kernels::swiglu_backward(gate.slice_rows(begin, count), up.slice_rows(begin, count), dact + at, dgate + at,
-                             dact + at);
+    kernels::swiglu_backward(gate.slice_rows(begin, count), up.slice_rows(begin, count), dact + at,
+                             dgate + at, dact + at);
   });
   w_.round_gradient(dgate, rows * width);
   w_.round_gradient(dact, rows * width);
   const float* norm = w_.operand(taped(tape.norm2, w_.compute_dtype, rows, hidden), norm_);
-  products_.add_rows({{dgate, w_.weight(mlp.gate, weight_[0]), width}, {dact, w_.weight(mlp.up, weight_[1]), width}},
-                     rows, hidden, scratch(dnorm_, rows * hidden));
+  products_.add_rows(
+      {{dgate, w_.weight(mlp.gate, weight_[0]), width}, {dact, w_.weight(mlp.up, weight_[1]), width}}, rows,
+      hidden, scratch(dnorm_, rows * hidden));
   products_.add_gradient(dgate, norm, rows, width, hidden, w_.parameters.gradient(mlp.gate).data());
   products_.add_gradient(dact, norm, rows, width, hidden, w_.parameters.gradient(mlp.up).data());
   return products_.run(w_.pool);
@@ -87,7 +89,9 @@ Status LayerBackward::experts(const LayerParams& params, const model::LayerTape&
   const int64_t slots = w_.config.num_experts_per_token;
   const int64_t expert_rows = rows * slots;
   const int32_t* tokens = tape.sorted_tokens.data();
-  const auto offset = [&](int64_t e) { return static_cast<int64_t>(tape.expert_offsets[static_cast<size_t>(e)]); };
+  const auto offset = [&](int64_t e) {
+    return static_cast<int64_t>(tape.expert_offsets[static_cast<size_t>(e)]);
+  };
 
   // Combine, and the experts' common input in sorted order.
   float* ddown = scratch(ddown_, expert_rows * hidden);
@@ -98,7 +102,8 @@ Status LayerBackward::experts(const LayerParams& params, const model::LayerTape&
   rows_of_slots_.resize(static_cast<size_t>(expert_rows));
   w_.for_rows(expert_rows, [&](int64_t begin, int64_t count) {
     kernels::moe_combine_backward(dx_TH, hidden, down, tokens, tape.sorted_slots.data(),
-                                  tape.topk_weights.as<float>(), slots, begin, begin + count, ddown, dweights);
+                                  tape.topk_weights.as<float>(), slots, begin, begin + count, ddown,
+                                  dweights);
     for (int64_t r = begin; r < begin + count; ++r) {
       const int32_t slot = tape.sorted_slots[static_cast<size_t>(r)];
       rows_of_slots_[static_cast<size_t>(tokens[r] * slots + slot)] = static_cast<int32_t>(r);
@@ -117,7 +122,8 @@ Status LayerBackward::experts(const LayerParams& params, const model::LayerTape&
     const int64_t names[3] = {mlp.gate, mlp.up, mlp.down};
     for (size_t i = 0; i < 3; ++i) {
       const std::span<const float> master = w_.parameters.master(names[i]);
-      float* out = scratch(expert_weights_[static_cast<size_t>(e) * 3 + i], static_cast<int64_t>(master.size()));
+      float* out =
+          scratch(expert_weights_[static_cast<size_t>(e) * 3 + i], static_cast<int64_t>(master.size()));
       kernels::round_to_bf16(master.data(), static_cast<int64_t>(master.size()), out);
     }
   });
@@ -139,16 +145,16 @@ Status LayerBackward::experts(const LayerParams& params, const model::LayerTape&
   const MatrixView up = taped(tape.up, w_.compute_dtype, expert_rows, width);
   w_.for_rows(expert_rows, [&](int64_t begin, int64_t count) {
     const int64_t at = begin * width;
-    kernels::swiglu_backward(gate.slice_rows(begin, count), up.slice_rows(begin, count), dact + at, dgate + at,
-                             dact + at);
+    kernels::swiglu_backward(gate.slice_rows(begin, count), up.slice_rows(begin, count), dact + at,
+                             dgate + at, dact + at);
   });
   w_.round_gradient(dgate, expert_rows * width);
   w_.round_gradient(dact, expert_rows * width);
 
   float* dlogits = scratch(dlogits_, rows * num_experts);
   w_.for_rows(rows, [&](int64_t begin, int64_t count) {
-    kernels::router_backward(tape.router_probs.as<float>(), num_experts, tape.topk_ids.data(), dweights, slots,
-                             w_.config.norm_topk_prob, begin, begin + count, dlogits);
+    kernels::router_backward(tape.router_probs.as<float>(), num_experts, tape.topk_ids.data(), dweights,
+                             slots, w_.config.norm_topk_prob, begin, begin + count, dlogits);
   });
   w_.round_gradient(dlogits, rows * num_experts);
 
@@ -167,10 +173,12 @@ Status LayerBackward::experts(const LayerParams& params, const model::LayerTape&
     products_.add_gradient(du, in, count, width, hidden, w_.parameters.gradient(mlp.up).data());
   }
   products_.add_rows({{dlogits, w_.weight(params.router, router_weight_), num_experts}}, rows, hidden, dnorm);
-  products_.add_gradient(dlogits, norm, rows, num_experts, hidden, w_.parameters.gradient(params.router).data());
+  products_.add_gradient(dlogits, norm, rows, num_experts, hidden,
+                         w_.parameters.gradient(params.router).data());
   ACCORD_RETURN_IF_ERROR(products_.run(w_.pool));
   w_.for_rows(rows, [&](int64_t begin, int64_t count) {
-    kernels::moe_dispatch_backward(dexpert_in, hidden, rows_of_slots_.data(), slots, begin, begin + count, dnorm);
+    kernels::moe_dispatch_backward(dexpert_in, hidden, rows_of_slots_.data(), slots, begin, begin + count,
+                                   dnorm);
   });
   return absl::OkStatus();
 }

@@ -17,8 +17,8 @@ class LayerBackward {
  public:
   explicit LayerBackward(Workspace& workspace) : w_(workspace) {}
 
-  // `x_in`: the layer's input. `tape` and `kv`: of this batch and layer. dx_TH holds the gradient of the layer's
-  // output and is replaced by that of its input.
+  // `x_in`: the layer's input. `tape` and `kv`: of this batch and layer. dx_TH holds the gradient of the
+  // layer's output and is replaced by that of its input.
   Status run(int64_t layer, const model::Batch& batch, const model::LayerWeights& weights, MatrixView x_in,
              const model::KvLayer& kv, const model::LayerTape& tape, float* dx_TH);
 

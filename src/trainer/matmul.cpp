@@ -16,8 +16,8 @@ namespace accord::trainer {
 
 namespace {
 
-constexpr int64_t kRowBlock = 256;           // output rows of a dgrad block
-constexpr int64_t kMinGradientBlock = 32;    // output rows of a wgrad block
+constexpr int64_t kRowBlock = 256;         // output rows of a dgrad block
+constexpr int64_t kMinGradientBlock = 32;  // output rows of a wgrad block
 constexpr int64_t kMaxGradientBlocks = 16;
 
 at::Tensor view(const float* data, at::IntArrayRef sizes, at::IntArrayRef strides) {

@@ -1,6 +1,7 @@
 #pragma once
-// fp32 matrix products of the backward, through libtorch. Each product is cut into blocks of the output by its
-// shape alone, and every block is one single-threaded library call, so the thread count never changes a bit.
+// fp32 matrix products of the backward, through libtorch. Each product is cut into blocks of the output by
+// its shape alone, and every block is one single-threaded library call, so the thread count never changes a
+// bit.
 #include <cstdint>
 #include <vector>
 
@@ -18,7 +19,8 @@ class Products {
     int64_t depth = 0;
   };
 
-  // c[M,N] = (c +) a[M,L] b[L,N]: dgrad, rows of dy against a weight [out, in]. Further terms are added in order.
+  // c[M,N] = (c +) a[M,L] b[L,N]: dgrad, rows of dy against a weight [out, in]. Further terms are added in
+  // order.
   void add_rows(std::vector<Term> terms, int64_t m, int64_t n, float* c, bool accumulate = false);
   // c[M,N] += a[L,M]^T b[L,N]: wgrad, dy^T x over L rows. With L = 0 nothing is added.
   void add_gradient(const float* a, const float* b, int64_t depth, int64_t m, int64_t n, float* c);

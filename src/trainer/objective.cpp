@@ -32,9 +32,8 @@ void group_advantages(recipe::AdvantageKind kind, std::span<const double> reward
     const auto group = rewards.subspan(begin, size);
     const double mean = mean_of(group);
     // A group of one has no spread to divide by; its advantage is 0 (its reward less its own mean).
-    const double divisor = kind == recipe::AdvantageKind::kStd && size > 1
-                               ? unbiased_std(group, mean) + kStdEpsilon
-                               : 1.0;
+    const double divisor =
+        kind == recipe::AdvantageKind::kStd && size > 1 ? unbiased_std(group, mean) + kStdEpsilon : 1.0;
     for (size_t i = 0; i < size; ++i) {
       double& out = advantages[begin + i];
       if (kind != recipe::AdvantageKind::kLeaveOneOut) {

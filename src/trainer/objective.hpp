@@ -4,7 +4,8 @@
 // NaN inputs give NaN results.
 //
 // Sources: GRPO advantages (DeepSeekMath, arXiv 2402.03300); clip-higher and token-mean aggregation (DAPO,
-// arXiv 2503.14476); dual clip (arXiv 1912.09729); k1, k2, k3 (Schulman, "Approximating KL divergence", 2020).
+// arXiv 2503.14476); dual clip (arXiv 1912.09729); k1, k2, k3 (Schulman, "Approximating KL divergence",
+// 2020).
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -14,7 +15,7 @@
 namespace accord::trainer {
 
 inline constexpr double kStdEpsilon = 1e-6;
-inline constexpr double kMaxLogRatio = 20.0;    // |log pi_new - log pi_old| above it is clamped, gradient 0
+inline constexpr double kMaxLogRatio = 20.0;  // |log pi_new - log pi_old| above it is clamped, gradient 0
 inline constexpr double kMaxLowVarianceKl = 10.0;
 
 // `rewards` holds groups of `group_size` consecutive samples; `advantages` has the same size.
@@ -26,8 +27,8 @@ void group_advantages(recipe::AdvantageKind kind, std::span<const double> reward
                       std::span<double> advantages);
 
 struct ClipRange {
-  double low = 0.2;    // ratio >= 1 - low
-  double high = 0.28;  // ratio <= 1 + high
+  double low = 0.2;            // ratio >= 1 - low
+  double high = 0.28;          // ratio <= 1 + high
   std::optional<double> dual;  // > 1: with a negative advantage the loss is at most -dual * A
 };
 

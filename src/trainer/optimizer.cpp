@@ -47,7 +47,8 @@ void update_block(float* master, const float* gradient, float* exp_avg, float* e
     const float v = f.beta2 * exp_avg_sq[i] + f.one_minus_beta2 * (g * g);
     exp_avg[i] = m;
     exp_avg_sq[i] = v;
-    const float moved = master[i] * f.decay - f.step_size * (m / (std::sqrt(v) * f.inv_sqrt_correction2 + f.eps));
+    const float moved =
+        master[i] * f.decay - f.step_size * (m / (std::sqrt(v) * f.inv_sqrt_correction2 + f.eps));
     master[i] = move ? moved : master[i];
   }
 }
@@ -98,8 +99,8 @@ void clip_gradients(const Parameters& parameters, double norm, double clip, Thre
   });
 }
 
-void adamw_update(const Parameters& parameters, const recipe::OptimizerPart& optimizer, double lr, int64_t steps,
-                  ThreadPool& pool) {
+void adamw_update(const Parameters& parameters, const recipe::OptimizerPart& optimizer, double lr,
+                  int64_t steps, ThreadPool& pool) {
   const double n = static_cast<double>(steps);
   AdamFactors factors{};
   factors.beta1 = static_cast<float>(optimizer.beta1);
@@ -116,7 +117,8 @@ void adamw_update(const Parameters& parameters, const recipe::OptimizerPart& opt
   std::vector<Task> tasks;
   for (int64_t i = 0; i < parameters.count(); ++i) {
     const int64_t size = static_cast<int64_t>(parameters.master(i).size());
-    for (int64_t begin = 0; begin < size; begin += kBlock) tasks.push_back({i, begin, std::min(kBlock, size - begin)});
+    for (int64_t begin = 0; begin < size; begin += kBlock)
+      tasks.push_back({i, begin, std::min(kBlock, size - begin)});
   }
   pool.parallel_for(static_cast<int64_t>(tasks.size()), [&](int64_t t) {
     const Task& task = tasks[static_cast<size_t>(t)];

@@ -29,7 +29,7 @@ void clip_gradients(const Parameters& parameters, double norm, double clip, Thre
 //   master *= 1 - lr * decay;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 //   master -= lr / (1 - b1^steps) * m / (sqrt(v) / sqrt(1 - b2^steps) + eps)
 // A learning rate of 0 updates the moments and leaves every bit of the masters.
-void adamw_update(const Parameters& parameters, const recipe::OptimizerPart& optimizer, double lr, int64_t steps,
-                  ThreadPool& pool);
+void adamw_update(const Parameters& parameters, const recipe::OptimizerPart& optimizer, double lr,
+                  int64_t steps, ThreadPool& pool);
 
 }  // namespace accord::trainer

@@ -11,8 +11,8 @@ namespace accord::trainer {
 // Indices of the sequences that run together.
 using MicroBatchPlan = std::vector<std::vector<int32_t>>;
 
-// First-fit decreasing over `lengths` (rows of each sequence): longest first, equal lengths by index, each into
-// the first micro-batch with room. Within a micro-batch, and among micro-batches by their first member,
+// First-fit decreasing over `lengths` (rows of each sequence): longest first, equal lengths by index, each
+// into the first micro-batch with room. Within a micro-batch, and among micro-batches by their first member,
 // the order is ascending. A sequence longer than the budget has a micro-batch of its own.
 MicroBatchPlan pack_sequences(std::span<const int64_t> lengths, int64_t tokens_per_microbatch);
 

@@ -19,7 +19,8 @@ StatusOr<Parameters> Parameters::create(const ModelConfig& config, std::span<con
   }
   for (const std::string& name : no_decay) {
     const int64_t index = p.index(name);
-    if (index < 0) return data_error("trainer: no parameter is named {} (list of weights without decay)", name);
+    if (index < 0)
+      return data_error("trainer: no parameter is named {} (list of weights without decay)", name);
     p.decays_[static_cast<size_t>(index)] = false;
   }
   for (Buffer* buffer : {&p.masters_, &p.gradients_, &p.exp_avg_, &p.exp_avg_sq_}) {

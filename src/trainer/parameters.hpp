@@ -1,6 +1,7 @@
 #pragma once
-// Masters, gradients and AdamW moments of all parameters: four flat fp32 arrays with one layout. Tensors follow
-// canonical order, each starting on a 64-byte boundary; the padding between them is zero and stays zero.
+// Masters, gradients and AdamW moments of all parameters: four flat fp32 arrays with one layout. Tensors
+// follow canonical order, each starting on a 64-byte boundary; the padding between them is zero and stays
+// zero.
 #include <cstdint>
 #include <span>
 #include <string>
@@ -21,7 +22,7 @@ class Parameters {
 
   std::span<const ParamSpec> specs() const { return specs_; }
   int64_t count() const { return static_cast<int64_t>(specs_.size()); }
-  int64_t total() const { return total_; }  // elements with padding
+  int64_t total() const { return total_; }     // elements with padding
   int64_t index(std::string_view name) const;  // -1: unknown
   bool decays(int64_t index) const { return decays_[static_cast<size_t>(index)]; }
 

@@ -54,8 +54,8 @@ Pass::Slot& Pass::slot_of(int64_t layer, int64_t rows) {
   return slots_[static_cast<size_t>(index)];
 }
 
-void Pass::run_layer(int64_t layer, const PackedBatch& packed, MatrixView x, const PassRouting& routing, bool observe,
-                     Slot& slot, bool with_tape) {
+void Pass::run_layer(int64_t layer, const PackedBatch& packed, MatrixView x, const PassRouting& routing,
+                     bool observe, Slot& slot, bool with_tape) {
   const int64_t rows = packed.num_rows();
   const int64_t c_width = w_.config.num_kv_heads * w_.config.head_dim;
   const model::KvLayer kv{slot.k.matrix(w_.compute_dtype, rows, c_width),
@@ -82,12 +82,13 @@ void Pass::run_layers(const PackedBatch& packed, const PassRouting& routing, boo
     const MatrixView x = input_of(layer + 1, rows);
     std::memcpy(x.data, inputs_[static_cast<size_t>(layer)].data(), bytes);
     const bool observe = static_cast<bool>(routing.observe);
-    run_layer(layer, packed, x, routing, observe, slot_of(layer, rows), (keep && layer >= first_kept) || observe);
+    run_layer(layer, packed, x, routing, observe, slot_of(layer, rows),
+              (keep && layer >= first_kept) || observe);
   }
 }
 
-Status Pass::forward(const PackedBatch& packed, std::span<const float> temperatures, const PassRouting& routing,
-                     const TokenLossFn& visit) {
+Status Pass::forward(const PackedBatch& packed, std::span<const float> temperatures,
+                     const PassRouting& routing, const TokenLossFn& visit) {
   run_layers(packed, routing, false);
   return head(packed, temperatures, visit, false);
 }
@@ -139,8 +140,8 @@ Status Pass::head(const PackedBatch& packed, std::span<const float> temperatures
   return absl::OkStatus();
 }
 
-Status Pass::head_backward(std::span<const int32_t> rows, float* dlogits, MatrixView normed, const float* inv_rms,
-                           const float* head_weight) {
+Status Pass::head_backward(std::span<const int32_t> rows, float* dlogits, MatrixView normed,
+                           const float* inv_rms, const float* head_weight) {
   const int64_t n = normed.rows;
   const int64_t vocab = w_.config.vocab_size;
   const int64_t hidden = w_.config.hidden_size;
@@ -160,7 +161,8 @@ Status Pass::head_backward(std::span<const int32_t> rows, float* dlogits, Matrix
                 x + static_cast<size_t>(rows[static_cast<size_t>(i)]) * row_bytes, row_bytes);
   }
   float* dx_rows = dx_rows_.as<float>();
-  w_.norm_backward(x_rows, inv_rms, model_.weights().final_norm, w_.final_norm, dnormed_.as<float>(), dx_rows, false);
+  w_.norm_backward(x_rows, inv_rms, model_.weights().final_norm, w_.final_norm, dnormed_.as<float>(), dx_rows,
+                   false);
   for (int64_t i = 0; i < n; ++i) {
     std::copy_n(dx_rows + i * hidden, hidden, dx_.as<float>() + rows[static_cast<size_t>(i)] * hidden);
   }

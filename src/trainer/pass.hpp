@@ -44,8 +44,8 @@ class Pass {
   Pass(Workspace& workspace, model::Model& model, int64_t activation_bytes);
 
   // Adds the micro-batch's gradients to the parameters' gradients. `temperatures`: per sequence.
-  Status forward_backward(const PackedBatch& packed, std::span<const float> temperatures, const PassRouting& routing,
-                          const TokenLossFn& loss);
+  Status forward_backward(const PackedBatch& packed, std::span<const float> temperatures,
+                          const PassRouting& routing, const TokenLossFn& loss);
   // Forward only; the returned derivatives are ignored.
   Status forward(const PackedBatch& packed, std::span<const float> temperatures, const PassRouting& routing,
                  const TokenLossFn& visit);
@@ -57,9 +57,10 @@ class Pass {
   };
 
   void run_layers(const PackedBatch& packed, const PassRouting& routing, bool keep);
-  void run_layer(int64_t layer, const PackedBatch& packed, MatrixView x, const PassRouting& routing, bool observe,
-                 Slot& slot, bool with_tape);
-  Status head(const PackedBatch& packed, std::span<const float> temperatures, const TokenLossFn& loss, bool backward);
+  void run_layer(int64_t layer, const PackedBatch& packed, MatrixView x, const PassRouting& routing,
+                 bool observe, Slot& slot, bool with_tape);
+  Status head(const PackedBatch& packed, std::span<const float> temperatures, const TokenLossFn& loss,
+              bool backward);
   Status head_backward(std::span<const int32_t> rows, float* dlogits, MatrixView normed, const float* inv_rms,
                        const float* head_weight);
   Status layers_backward(const PackedBatch& packed, const PassRouting& routing);

@@ -30,7 +30,7 @@ struct TrainSample {
   // Per response token, of the distribution softmax(logits / temperature): the `old` policy of the ratio.
   std::vector<float> rollout_logprobs;
   std::vector<float> ref_logprobs;  // per response token; empty: no reference policy
-  std::vector<int32_t> routing;     // [tokens, layers, K] expert ids of the rollout; empty: route by score
+  std::vector<int32_t> routing;     // [tokens-1, layers, K] expert ids of the rollout; empty: route by score
   double advantage = 0.0;
   float temperature = 1.0F;  // > 0
 

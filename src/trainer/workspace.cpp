@@ -17,9 +17,11 @@ constexpr int64_t kElementBlock = 1 << 14;
 LayerParams layer_params(const Parameters& p, int64_t layer, int64_t num_experts) {
   const std::string base = fmt::format("model.layers.{}.", layer);
   const auto find = [&](const std::string& name) { return p.index(base + name + ".weight"); };
-  LayerParams out{find("input_layernorm"),  find("self_attn.q_proj"), find("self_attn.k_proj"),
-                  find("self_attn.v_proj"), find("self_attn.o_proj"), find("self_attn.q_norm"),
-                  find("self_attn.k_norm"), find("post_attention_layernorm"), find("mlp.gate"), {}};
+  LayerParams out{find("input_layernorm"),  find("self_attn.q_proj"),
+                  find("self_attn.k_proj"), find("self_attn.v_proj"),
+                  find("self_attn.o_proj"), find("self_attn.q_norm"),
+                  find("self_attn.k_norm"), find("post_attention_layernorm"),
+                  find("mlp.gate"),         {}};
   const auto add_mlp = [&](const std::string& prefix) {
     out.mlp.push_back({find(prefix + "gate_proj"), find(prefix + "up_proj"), find(prefix + "down_proj")});
   };
@@ -43,7 +45,8 @@ Workspace::Workspace(const ModelConfig& config_, const Parameters& parameters_, 
       final_norm(parameters_.index("model.norm.weight")),
       lm_head(config_.tie_word_embeddings ? embedding : parameters_.index("lm_head.weight")),
       rope(config_.head_dim, config_.rope_theta, config_.rope_scaling) {
-  for (int64_t l = 0; l < config.num_layers; ++l) layers.push_back(layer_params(parameters, l, config.num_experts));
+  for (int64_t l = 0; l < config.num_layers; ++l)
+    layers.push_back(layer_params(parameters, l, config.num_experts));
 }
 
 void Workspace::for_rows(int64_t rows, const std::function<void(int64_t, int64_t)>& body) const {
@@ -81,8 +84,8 @@ void Workspace::round_into(const float* in, int64_t count, float* out) const {
   });
 }
 
-void Workspace::norm_backward(MatrixView x, const float* inv_rms, const BF16* weight, int64_t norm, const float* dy,
-                              float* dx, bool accumulate) {
+void Workspace::norm_backward(MatrixView x, const float* inv_rms, const BF16* weight, int64_t norm,
+                              const float* dy, float* dx, bool accumulate) {
   // Partial weight gradients of fixed row blocks, added up in order.
   const int64_t width = x.cols;
   const int64_t blocks = (x.rows + kRowBlock - 1) / kRowBlock;

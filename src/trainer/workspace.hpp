@@ -1,6 +1,6 @@
 #pragma once
-// What every part of the backward shares: parameters, pool, reusable fp32 operands, and row-parallel loops whose
-// blocks depend on the row count alone.
+// What every part of the backward shares: parameters, pool, reusable fp32 operands, and row-parallel loops
+// whose blocks depend on the row count alone.
 #include <cstdint>
 #include <functional>
 #include <memory>

@@ -1,0 +1,87 @@
+#include "trainer/samples.hpp"
+
+#include <cmath>
+
+namespace accord::trainer {
+
+namespace {
+
+Status validate_tokens(std::span<const int32_t> tokens, int32_t prompt_length, const ModelConfig& config) {
+  if (prompt_length < 1) return data_error("prompt_length is {}, must be at least 1", prompt_length);
+  if (static_cast<int64_t>(tokens.size()) <= prompt_length) {
+    return data_error("{} tokens with a prompt of {}: there is no response token to train on", tokens.size(),
+                      prompt_length);
+  }
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < 0 || tokens[i] >= config.vocab_size) {
+      return data_error("token {} at position {} is outside the vocabulary of {}", tokens[i], i,
+                        config.vocab_size);
+    }
+  }
+  return absl::OkStatus();
+}
+
+Status validate_routing(const TrainSample& sample, const ModelConfig& config) {
+  if (sample.routing.empty()) return absl::OkStatus();
+  const size_t expected =
+      (sample.tokens.size() - 1) * static_cast<size_t>(config.num_layers * config.num_experts_per_token);
+  if (config.num_experts == 0 || sample.routing.size() != expected) {
+    return data_error("routing has {} expert ids, expected {} (tokens-1, layers, experts per token)",
+                      sample.routing.size(), config.num_experts == 0 ? 0 : expected);
+  }
+  for (int32_t id : sample.routing) {
+    if (id < 0 || id >= config.num_experts) {
+      return data_error("routing names expert {}, the model has {}", id, config.num_experts);
+    }
+  }
+  return absl::OkStatus();
+}
+
+Status validate_sample(const TrainSample& sample, const ModelConfig& config, bool needs_logprobs) {
+  ACCORD_RETURN_IF_ERROR(validate_tokens(sample.tokens, sample.prompt_length, config));
+  const size_t response = static_cast<size_t>(sample.response_length());
+  if (needs_logprobs && sample.rollout_logprobs.size() != response) {
+    return data_error("{} rollout log-probs for {} response tokens", sample.rollout_logprobs.size(),
+                      response);
+  }
+  if (!sample.ref_logprobs.empty() && sample.ref_logprobs.size() != response) {
+    return data_error("{} reference log-probs for {} response tokens", sample.ref_logprobs.size(), response);
+  }
+  if (!(sample.temperature > 0.0F) || !std::isfinite(sample.temperature)) {
+    return data_error("temperature {} is not a positive number", sample.temperature);
+  }
+  return validate_routing(sample, config);
+}
+
+}  // namespace
+
+std::string describe(const SampleKey& key) {
+  return fmt::format("sample {} of prompt {} (drawn at step {})", key.sample_index, key.prompt_id, key.step);
+}
+
+Status validate_samples(std::span<const TrainSample> samples, const ModelConfig& config,
+                        bool needs_logprobs) {
+  if (samples.empty()) return data_error("trainer: a step needs at least one sample");
+  const bool reference = !samples[0].ref_logprobs.empty();
+  const bool routing = !samples[0].routing.empty();
+  for (const TrainSample& sample : samples) {
+    const Status status = validate_sample(sample, config, needs_logprobs);
+    if (!status.ok()) return annotate(status, describe(sample.key));
+    if (sample.ref_logprobs.empty() == reference || sample.routing.empty() == routing) {
+      return data_error("{}: reference log-probs and routing are given for all samples of a step or for none",
+                        describe(sample.key));
+    }
+  }
+  return absl::OkStatus();
+}
+
+Status validate_samples(std::span<const SftSample> samples, const ModelConfig& config) {
+  if (samples.empty()) return data_error("trainer: a step needs at least one sample");
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const Status status = validate_tokens(samples[i].tokens, samples[i].prompt_length, config);
+    if (!status.ok()) return annotate(status, fmt::format("supervised sample {}", i));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace accord::trainer

@@ -1,0 +1,40 @@
+#pragma once
+// A trainer over one of the small checkpoints of tests/data/hf, with its arena.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/hf_checkpoint.hpp"
+#include "checkpoint/safetensors.hpp"
+#include "device/thread_pool.hpp"
+#include "precision/plan.hpp"
+#include "trainer/trainer.hpp"
+#include "weights/arena.hpp"
+
+namespace accord::trainer {
+
+class Fixture {
+ public:
+  Fixture(const std::string& model, const TrainerOptions& options,
+          const recipe::PrecisionPart& precision = {}, int threads = 2);
+
+  void export_weights();  // masters into the arena
+
+  std::string dir;
+  ModelConfig config;
+  precision::PrecisionPlan plan;
+  WeightManifest manifest;
+  ThreadPool pool;
+  std::unique_ptr<weights::Arena> arena;
+  std::unique_ptr<Trainer> trainer;
+};
+
+// MXFP8 in every weight that may have it.
+recipe::PrecisionPart mxfp8_everywhere();
+
+// The recorded batch of golden.safetensors, advantages by kStd over `group_size`.
+std::vector<TrainSample> recorded_samples(const std::string& model, int64_t group_size);
+
+std::vector<float> read_tensor(const checkpoint::SafetensorsFile& file, const std::string& name);
+
+}  // namespace accord::trainer

@@ -1,0 +1,16 @@
+#pragma once
+// Every tolerance of the trainer's tests.
+namespace accord::trainer::tolerance {
+
+// fp64 reference values that divide by (count + 1e-8).
+inline constexpr double kObjective = 2e-9;
+// One fp32 op against fp64 autograd, relative Frobenius norm.
+inline constexpr double kOp = 2e-6;
+// The same with bf16 operands: inputs are exact, sums are fp32.
+inline constexpr double kOpBf16 = 2e-6;
+// A whole optimizer step in float32 against transformers and torch in float32.
+inline constexpr double kStepScalar = 1e-4;    // loss, gradient norm: relative
+inline constexpr double kStepGradient = 1e-3;  // relative Frobenius norm per tensor
+inline constexpr double kStepUpdate = 1e-5;    // absolute, where |gradient| > 1e-5
+
+}  // namespace accord::trainer::tolerance
