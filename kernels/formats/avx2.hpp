@@ -29,6 +29,18 @@ inline __m256 abs8(__m256 x) { return _mm256_and_ps(x, _mm256_castsi256_ps(_mm25
 // blocks that hold a special value.
 inline __m256i magnitude_bits(__m256 x) { return _mm256_castps_si256(abs8(x)); }
 
+// The largest magnitudes of 16 values, in eight lanes.
+inline __m256i magnitude_bits16(const float* p) {
+  return _mm256_max_epi32(magnitude_bits(load8(p)), magnitude_bits(load8(p + 8)));
+}
+inline __m256i magnitude_bits16(const BF16* p) {
+  const __m256i bits =
+      _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), _mm256_set1_epi16(0x7fff));
+  // The even values move above the odd ones; what then lies below does not change which is larger.
+  const __m256i larger = _mm256_max_epi32(bits, _mm256_slli_epi32(bits, 16));
+  return _mm256_and_si256(larger, _mm256_set1_epi32(0x7fff0000));
+}
+
 constexpr int32_t kLargestFiniteBits = 0x7f7fffff;
 
 inline bool any_special(__m256i amax_bits) {

@@ -53,9 +53,10 @@ void store_exponents(__m256i e, uint8_t* out) {
   _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packus_epi16(words, words));
 }
 
-// 32 consecutive elements, vector i scaled by r[i].
+// 32 consecutive elements, vector i scaled by r[i]. Inlined so that its constants stay in registers.
 template <class Format, bool kHealth, class T>
-void cast32(const T* x, const __m256 (&r)[4], uint8_t* q, avx2::Counts& counts) {
+[[gnu::always_inline]] inline void cast32(const T* x, const __m256 (&r)[4], uint8_t* q,
+                                          avx2::Counts& counts) {
   __m256 values[4];
   __m256i codes[4];
   for (int i = 0; i < 4; ++i) {
@@ -79,10 +80,7 @@ void quantize_group(const T* x, uint8_t* q, uint8_t* scale, avx2::Counts& counts
   __m256i block_amax[kGroupBlocks];
   for (int b = 0; b < kGroupBlocks; ++b) {
     const T* block = x + b * kMxfp8Block;
-    block_amax[b] = _mm256_max_epi32(_mm256_max_epi32(avx2::magnitude_bits(avx2::load8(block)),
-                                                      avx2::magnitude_bits(avx2::load8(block + 8))),
-                                     _mm256_max_epi32(avx2::magnitude_bits(avx2::load8(block + 16)),
-                                                      avx2::magnitude_bits(avx2::load8(block + 24))));
+    block_amax[b] = _mm256_max_epi32(avx2::magnitude_bits16(block), avx2::magnitude_bits16(block + 16));
   }
   const __m256i amax_bits = avx2::reduce_max8(block_amax);
   if (avx2::any_special(amax_bits)) [[unlikely]] {

@@ -111,17 +111,18 @@ BlockScales choose_scales(const T* x, int64_t stride, __m256 block_amax, const O
           _mm256_blendv_ps(six.multiplier, four.multiplier, take_four)};
 }
 
-// One row of a group: 128 elements to 64 bytes, 32 elements at a time.
+// One row of a group: 128 elements to 64 bytes, 32 elements at a time. Inlined so that its constants stay in
+// registers.
 template <bool kHealth, class T>
-void cast_row(const T* x, const float* k, uint8_t* q, avx2::Counts& counts) {
+[[gnu::always_inline]] inline void cast_row(const T* x, const float* k, uint8_t* q, avx2::Counts& counts) {
   const __m256 six = _mm256_set1_ps(kE2M1Max);
-  for (int j = 0; j < kGroup; j += 32) {
+  for (const float* end = k + kGroupBlocks; k != end; k += 2, x += 32, q += 16) {
+    const __m256 multipliers[2] = {_mm256_broadcast_ss(k), _mm256_broadcast_ss(k + 1)};
     __m256 values[4];
     __m256i codes[4];
     for (int i = 0; i < 4; ++i) {
-      values[i] = avx2::load8(x + j + 8 * i);
-      const __m256 scaled =
-          _mm256_mul_ps(avx2::abs8(values[i]), _mm256_broadcast_ss(k + (j + 8 * i) / kBlock));
+      values[i] = avx2::load8(x + 8 * i);
+      const __m256 scaled = _mm256_mul_ps(avx2::abs8(values[i]), multipliers[i / 2]);
       codes[i] = avx2::GridE2M1::round(_mm256_min_ps(scaled, six)).code;
       if constexpr (kHealth) {
         counts.add(values[i], scaled, kE2M1Max, avx2::GridE2M1::kZeroBelow);
@@ -135,7 +136,7 @@ void cast_row(const T* x, const float* k, uint8_t* q, avx2::Counts& counts) {
     const __m256i pairs = _mm256_maddubs_epi16(nibbles, _mm256_set1_epi16(0x1001));
     const __m128i packed =
         _mm_packus_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(q + j / 2), packed);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(q), packed);
   }
 }
 
@@ -146,9 +147,7 @@ void quantize_group(const T* x, int64_t stride, const OuterScale& outer, FourOve
   __m256i maxima[kGroupBlocks] = {};
   for (int r = 0; r < kRows; ++r) {
     for (int b = 0; b < kGroupBlocks; ++b) {
-      const T* block = x + r * stride + b * kBlock;
-      maxima[b] = _mm256_max_epi32(maxima[b], _mm256_max_epi32(avx2::magnitude_bits(avx2::load8(block)),
-                                                               avx2::magnitude_bits(avx2::load8(block + 8))));
+      maxima[b] = _mm256_max_epi32(maxima[b], avx2::magnitude_bits16(x + r * stride + b * kBlock));
     }
   }
   const __m256i amax_bits = avx2::reduce_max8(maxima);
