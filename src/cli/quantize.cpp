@@ -56,14 +56,11 @@ StatusOr<Job> mxfp8_job(const Arguments& arguments) {
   if (arguments.range != 0) {
     return usage_error("--range does not go with --format mxfp8");
   }
-  if (arguments.axis.empty()) {
-    return usage_error("--format mxfp8 needs --axis row or --axis col");
-  }
   Job job;
   job.axis = arguments.axis == "col" ? formats::Axis::kCol : formats::Axis::kRow;
   job.element = arguments.element == "e5m2" ? formats::Element::kE5M2 : formats::Element::kE4M3;
   job.metadata = {{"format", "mxfp8"},
-                  {"axis", arguments.axis},
+                  {"axis", job.axis == formats::Axis::kRow ? "row" : "col"},
                   {"element", job.element == formats::Element::kE4M3 ? "e4m3" : "e5m2"}};
   return job;
 }
@@ -71,9 +68,6 @@ StatusOr<Job> mxfp8_job(const Arguments& arguments) {
 StatusOr<Job> nvfp4_job(const Arguments& arguments) {
   ACCORD_RETURN_IF_ERROR(refuse(arguments.axis, "--axis", "nvfp4"));
   ACCORD_RETURN_IF_ERROR(refuse(arguments.element, "--element", "nvfp4"));
-  if (arguments.scope.empty() || arguments.layout.empty()) {
-    return usage_error("--format nvfp4 needs --scope tensor or row, and --layout 1x16 or 16x16");
-  }
   if (arguments.range != 0 && arguments.four_over_six.empty()) {
     return usage_error("--range goes with --four-over-six only; without it the range is 448");
   }
@@ -91,8 +85,8 @@ StatusOr<Job> nvfp4_job(const Arguments& arguments) {
     return usage_error("{}", message_of(status));
   }
   job.metadata = {{"format", "nvfp4"},
-                  {"scope", arguments.scope},
-                  {"layout", arguments.layout},
+                  {"scope", options.scope == formats::Nvfp4Scope::kToken ? "row" : "tensor"},
+                  {"layout", options.layout == formats::Nvfp4Layout::k16x16 ? "16x16" : "1x16"},
                   {"four_over_six", arguments.four_over_six.empty() ? "none" : arguments.four_over_six},
                   {"range", std::to_string(options.range)}};
   return job;
@@ -221,13 +215,15 @@ void add_quantize(CLI::App& app, Action& action) {
   command->add_option("--format", a.format, "mxfp8 or nvfp4")
       ->required()
       ->check(CLI::IsMember({"mxfp8", "nvfp4"}));
-  command->add_option("--axis", a.axis, "mxfp8: blocks of 32 along the last axis (row) or the first (col)")
+  command
+      ->add_option("--axis", a.axis,
+                   "mxfp8: blocks of 32 along the last axis (row, default) or the first (col)")
       ->check(CLI::IsMember({"row", "col"}));
   command->add_option("--element", a.element, "mxfp8: e4m3 (default) or e5m2")
       ->check(CLI::IsMember({"e4m3", "e5m2"}));
-  command->add_option("--scope", a.scope, "nvfp4: one outer scale for the tensor or per row")
+  command->add_option("--scope", a.scope, "nvfp4: one outer scale for the tensor (default) or per row")
       ->check(CLI::IsMember({"tensor", "row"}));
-  command->add_option("--layout", a.layout, "nvfp4: 1x16 or 16x16 (scope tensor only)")
+  command->add_option("--layout", a.layout, "nvfp4: 1x16 (default) or 16x16 (scope tensor only)")
       ->check(CLI::IsMember({"1x16", "16x16"}));
   command
       ->add_option("--four-over-six", a.four_over_six,
