@@ -16,5 +16,7 @@ void add_quantize(CLI::App& app, Action& action);
 void add_score(CLI::App& app, Action& action);
 void add_tokenize(CLI::App& app, Action& action);
 void add_logprobs(CLI::App& app, Action& action);
+void add_generate(CLI::App& app, Action& action);
+void add_eval(CLI::App& app, Action& action);
 
 }  // namespace accord::cli

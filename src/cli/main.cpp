@@ -26,6 +26,8 @@ int main(int argc, char** argv) {
   cli::add_score(app, action);
   cli::add_tokenize(app, action);
   cli::add_logprobs(app, action);
+  cli::add_generate(app, action);
+  cli::add_eval(app, action);
 
   try {
     app.parse(argc, argv);

@@ -1,0 +1,190 @@
+// accord eval: how often a checkpoint's samples earn a reward.
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.hpp"
+#include "cli/local_engine.hpp"
+#include "cli/text_io.hpp"
+#include "reward/reward.hpp"
+#include "telemetry/progress.hpp"
+#include "text/dataset.hpp"
+#include "text/json.hpp"
+
+namespace accord::cli {
+namespace {
+
+constexpr int32_t kBatchRows = 256;
+
+struct Arguments {
+  LocalEngineArguments engine;
+  text::DatasetOptions data;
+  std::string reward;
+  int32_t samples = 1;
+  int64_t limit = 0;
+  std::string output;
+  bool json = false;
+};
+
+struct Result {
+  int64_t prompts = 0;
+  int64_t samples = 0;
+  int64_t passed = 0;          // samples with a score above 0
+  int64_t solved_prompts = 0;  // prompts with at least one of them
+  double score_sum = 0.0;
+  int64_t length_sum = 0;
+  int64_t length_max = 0;
+  int64_t truncated = 0;
+};
+
+StatusOr<std::vector<rollout::Request>> make_requests(const Arguments& arguments, const LocalEngine& local,
+                                                      const text::Dataset& data,
+                                                      const reward::Scorer& scorer) {
+  const int64_t count = arguments.limit > 0 ? std::min(arguments.limit, data.size()) : data.size();
+  std::vector<rollout::Request> requests;
+  for (int64_t i = 0; i < count; ++i) {
+    const Prompt& prompt = data.at(i);
+    if (const Status status = scorer.check_label(prompt.label); !status.ok()) {
+      return annotate(status, fmt::format("{}: record {}", arguments.data.path, prompt.id));
+    }
+    requests.push_back({.prompt = prompt, .num_samples = arguments.samples, .sampling = local.sampling()});
+  }
+  return requests;
+}
+
+text::Json sample_record(const Sample& sample, const Prompt& prompt, const std::string& response,
+                         const reward::Score& score) {
+  text::Json record;
+  record["prompt_id"] = prompt.id;
+  record["sample"] = sample.key.sample_index;
+  record["response"] = response;
+  record["label"] = prompt.label;
+  record["score"] = score.score;
+  record["pred"] = score.pred ? text::Json(*score.pred) : text::Json(nullptr);
+  record["tokens"] = sample.response_length();
+  record["finish"] = sample.finish == FinishReason::kStop ? "stop" : "length";
+  return record;
+}
+
+// Draws and scores everything; `lines` takes a JSON line per sample, in order.
+StatusOr<Result> evaluate(const Arguments& arguments, LocalEngine& local,
+                          const std::vector<rollout::Request>& requests, const reward::Scorer& scorer,
+                          std::string& lines) {
+  int64_t longest = 0;
+  for (const rollout::Request& request : requests) {
+    longest = std::max(longest, static_cast<int64_t>(request.prompt.tokens.size()));
+  }
+  const auto total = static_cast<int64_t>(requests.size()) * arguments.samples;
+  ACCORD_ASSIGN_OR_RETURN(
+      const std::unique_ptr<rollout::Engine> engine,
+      local.make_engine({.max_rows = static_cast<int32_t>(std::min<int64_t>(total, kBatchRows)),
+                         .longest_sequence = longest + arguments.engine.max_tokens}));
+  rollout::Callbacks callbacks;
+  telemetry::ProgressBar bar("samples", total);
+  int64_t finished = 0;
+  callbacks.on_sample = [&](const Sample&) {
+    bar.update(++finished,
+               fmt::format("{:.0f} tokens/s", static_cast<double>(engine->stats().generated_tokens) /
+                                                  std::max(engine->stats().forward_seconds, 1e-9)));
+  };
+  ACCORD_ASSIGN_OR_RETURN(const std::vector<Sample> samples, engine->generate(requests, callbacks));
+
+  Result result;
+  result.prompts = static_cast<int64_t>(requests.size());
+  bool solved = false;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const Sample& sample = samples[i];
+    const Prompt& prompt = requests[i / static_cast<size_t>(arguments.samples)].prompt;
+    const std::string response =
+        local.decode(std::span(sample.tokens).subspan(static_cast<size_t>(sample.prompt_length)));
+    const reward::Score score = scorer.score(response, prompt.label);
+    solved = (sample.key.sample_index > 0 && solved) || score.score > 0.0;
+    result.solved_prompts += static_cast<int32_t>(sample.key.sample_index) == arguments.samples - 1 && solved;
+    ++result.samples;
+    result.passed += score.score > 0.0;
+    result.score_sum += score.score;
+    result.length_sum += sample.response_length();
+    result.length_max = std::max<int64_t>(result.length_max, sample.response_length());
+    result.truncated += sample.finish == FinishReason::kLength;
+    if (!arguments.output.empty()) {
+      lines += sample_record(sample, prompt, response, score).dump() + "\n";
+    }
+  }
+  return result;
+}
+
+text::Json summary_of(const Result& result, int32_t samples_per_prompt) {
+  const auto samples = static_cast<double>(result.samples);
+  text::Json json;
+  json["prompts"] = result.prompts;
+  json["samples_per_prompt"] = samples_per_prompt;
+  json["pass@1"] = static_cast<double>(result.passed) / samples;
+  if (samples_per_prompt > 1) {
+    json[fmt::format("pass@{}", samples_per_prompt)] =
+        static_cast<double>(result.solved_prompts) / static_cast<double>(result.prompts);
+  }
+  json["reward_mean"] = result.score_sum / samples;
+  json["response_length_mean"] = static_cast<double>(result.length_sum) / samples;
+  json["response_length_max"] = result.length_max;
+  json["truncated_fraction"] = static_cast<double>(result.truncated) / samples;
+  return json;
+}
+
+Status run_eval(const Arguments& arguments) {
+  ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<reward::Scorer> scorer,
+                          reward::make_scorer(arguments.reward));
+  ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<LocalEngine> local,
+                          LocalEngine::load(arguments.engine, true));
+  ACCORD_ASSIGN_OR_RETURN(const text::Dataset data,
+                          text::Dataset::load(arguments.data, *local->tokenizer(), local->chat()));
+  ACCORD_ASSIGN_OR_RETURN(const std::vector<rollout::Request> requests,
+                          make_requests(arguments, *local, data, *scorer));
+  std::string lines;
+  ACCORD_ASSIGN_OR_RETURN(const Result result, evaluate(arguments, *local, requests, *scorer, lines));
+  if (!arguments.output.empty()) {
+    ACCORD_RETURN_IF_ERROR(write_output(arguments.output, lines));
+  }
+  const text::Json summary = summary_of(result, arguments.samples);
+  if (arguments.json) {
+    return write_output("-", summary.dump() + "\n");
+  }
+  std::string table;
+  for (const auto& [name, value] : summary.items()) {
+    table += value.is_number_float() ? fmt::format("{:<22} {:.4f}\n", name, value.get<double>())
+                                     : fmt::format("{:<22} {}\n", name, value.get<int64_t>());
+  }
+  return write_output("-", table);
+}
+
+}  // namespace
+
+void add_eval(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("eval", "Score samples of a checkpoint on a data set");
+  auto arguments = std::make_shared<Arguments>();
+  arguments->engine.max_tokens = 1024;
+  arguments->engine.temperature = 1.0F;
+  std::vector<std::string> rewards;
+  for (const reward::ScorerType& type : reward::scorer_types()) {
+    rewards.emplace_back(type.name);
+  }
+  add_local_engine_options(*command, arguments->engine);
+  command->add_option("--data", arguments->data.path, "JSONL with a prompt and a label per line")->required();
+  command->add_option("--reward", arguments->reward, "How responses are scored; a score above 0 passes")
+      ->required()
+      ->check(CLI::IsMember(rewards));
+  command->add_option("--samples", arguments->samples, "Samples per prompt")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--limit", arguments->limit, "Only the first so many prompts (0: all)")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--prompt-key", arguments->data.prompt_key, "The prompt's key")->capture_default_str();
+  command->add_option("--label-key", arguments->data.label_key, "The label's key")->capture_default_str();
+  command->add_option("--output", arguments->output, "Also write a JSON line per sample to this file");
+  command->add_flag("--json", arguments->json, "Print one object instead of a table");
+  command->callback([arguments, &action] { action = [arguments] { return run_eval(*arguments); }; });
+}
+
+}  // namespace accord::cli
