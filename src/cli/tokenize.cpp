@@ -1,0 +1,164 @@
+// accord tokenize: token ids of texts and chats, and back.
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "base/files.hpp"
+#include "cli/commands.hpp"
+#include "text/chat_template.hpp"
+#include "text/json.hpp"
+#include "text/records.hpp"
+#include "text/tokenizer.hpp"
+
+namespace accord::cli {
+namespace {
+
+constexpr int64_t kMaxInputBytes = int64_t{16} << 30;
+
+struct Arguments {
+  std::string dir;
+  std::string input;
+  std::string output;
+  std::string chat_template = "auto";
+  bool decode = false;
+  bool skip_special = false;
+  bool no_generation_prompt = false;
+};
+
+StatusOr<std::string> read_input(const std::string& path) {
+  if (path != "-") {
+    return read_file(path, kMaxInputBytes);
+  }
+  std::string text((std::istreambuf_iterator<char>(std::cin)), std::istreambuf_iterator<char>());
+  if (std::cin.bad()) {
+    return io_error("cannot read standard input");
+  }
+  return text;
+}
+
+Status write_output(const std::string& path, const std::string& text) {
+  if (path != "-") {
+    return write_file_atomic(path, text);
+  }
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
+    return io_error("cannot write to standard output");
+  }
+  return absl::OkStatus();
+}
+
+class Converter {
+ public:
+  Converter(const Arguments& arguments, const text::Tokenizer& tokenizer, text::ChatTemplate chat)
+      : arguments_(arguments), tokenizer_(tokenizer), chat_(chat) {}
+
+  StatusOr<std::string> convert(std::string_view line) const {
+    ACCORD_ASSIGN_OR_RETURN(text::Json record, text::parse_json(line));
+    if (!record.is_object()) {
+      return data_error("a line must hold an object, not {}", text::kind_of(record));
+    }
+    if (arguments_.decode) {
+      ACCORD_ASSIGN_OR_RETURN(record["text"], decode(record));
+    } else {
+      ACCORD_ASSIGN_OR_RETURN(record["ids"], encode(record));
+    }
+    return record.dump();
+  }
+
+ private:
+  StatusOr<text::Json> encode(const text::Json& record) const {
+    const bool has_text = record.contains("text");
+    if (has_text == record.contains("messages")) {
+      return data_error("a line must have either 'text' or 'messages'");
+    }
+    std::string rendered;
+    if (has_text) {
+      if (!record.at("text").is_string()) {
+        return data_error("'text' must be a string, not {}", text::kind_of(record.at("text")));
+      }
+      rendered = record.at("text").get<std::string>();
+    } else {
+      StatusOr<std::vector<text::Message>> messages = text::parse_messages(record.at("messages"));
+      if (!messages.ok()) {
+        return annotate(messages.status(), "messages");
+      }
+      ACCORD_ASSIGN_OR_RETURN(rendered, chat_.render(*messages, !arguments_.no_generation_prompt));
+    }
+    ACCORD_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, tokenizer_.encode(rendered));
+    return text::Json(ids);
+  }
+
+  StatusOr<text::Json> decode(const text::Json& record) const {
+    const auto found = record.find("ids");
+    if (found == record.end() || !found->is_array()) {
+      return data_error("a line must have a list 'ids'");
+    }
+    std::vector<int32_t> ids;
+    for (const text::Json& value : *found) {
+      const int64_t id = value.is_number_integer() ? value.get<int64_t>() : -1;
+      if (id < 0 || id >= tokenizer_.vocab_size() || !tokenizer_.has_id(static_cast<int32_t>(id))) {
+        return data_error("{} is not a token id of this tokenizer", value.dump());
+      }
+      ids.push_back(static_cast<int32_t>(id));
+    }
+    return text::Json(tokenizer_.decode(ids, arguments_.skip_special));
+  }
+
+  const Arguments& arguments_;
+  const text::Tokenizer& tokenizer_;
+  text::ChatTemplate chat_;
+};
+
+Status tokenize(const Arguments& arguments) {
+  ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer,
+                          text::Tokenizer::load(arguments.dir));
+  ACCORD_ASSIGN_OR_RETURN(const std::string input, read_input(arguments.input));
+  // A template that `auto` cannot recognise matters only to lines with messages.
+  const StatusOr<text::ChatTemplate> chat =
+      text::ChatTemplate::resolve(arguments.chat_template, arguments.dir);
+  if (!chat.ok() && (arguments.chat_template != "auto" || input.find("\"messages\"") != std::string::npos)) {
+    return chat.status();
+  }
+  const Converter converter(arguments, *tokenizer,
+                            chat.ok() ? *chat : text::ChatTemplate(text::ChatTemplate::Kind::kNone));
+  std::string output;
+  ACCORD_RETURN_IF_ERROR(text::for_each_line(input, [&](const text::Line& line) -> Status {
+    StatusOr<std::string> converted = converter.convert(line.text);
+    if (!converted.ok()) {
+      return annotate(
+          converted.status(),
+          fmt::format("{}:{}", arguments.input == "-" ? "standard input" : arguments.input, line.number));
+    }
+    output += *converted + "\n";
+    return absl::OkStatus();
+  }));
+  return write_output(arguments.output, output);
+}
+
+}  // namespace
+
+void add_tokenize(CLI::App& app, Action& action) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand(
+      "tokenize", "Add token ids to lines of text or chat messages, or text to lines of ids");
+  command->add_option("DIR", arguments->dir, "Folder with tokenizer.json")->required();
+  command
+      ->add_option("IN", arguments->input,
+                   "JSONL with {text}, {messages} or, with --decode, {ids}; - for standard input")
+      ->required();
+  command->add_option("OUT", arguments->output, "The same lines with ids (or text); - for standard output")
+      ->required();
+  command->add_flag("--decode", arguments->decode, "Turn ids into text");
+  command->add_flag("--skip-special", arguments->skip_special, "With --decode: leave special tokens out");
+  command->add_option("--chat-template", arguments->chat_template, "How messages are rendered")
+      ->check(CLI::IsMember({"auto", "chatml", "qwen3", "smollm2", "none"}))
+      ->capture_default_str();
+  command->add_flag("--no-generation-prompt", arguments->no_generation_prompt,
+                    "Do not open the assistant's turn after the messages");
+  command->callback([arguments, &action] { action = [arguments] { return tokenize(*arguments); }; });
+}
+
+}  // namespace accord::cli

@@ -1,0 +1,65 @@
+#pragma once
+// Prompts with labels from a JSONL file, tokenized once. Two layouts are read, line by line:
+//   {"prompt": text or [{"role", "content"}...], "label": "34"}                          Miles
+//   {"prompt": [...], "reward_model": {"ground_truth": "34", ...}, ...}                 DAPO, upstream
+// Keys that are not named here are ignored.
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/flow.hpp"
+#include "base/status.hpp"
+#include "text/chat_template.hpp"
+#include "text/tokenizer.hpp"
+
+namespace accord::text {
+
+enum class OnBad : uint8_t { kFail, kSkip };  // kSkip: count, log the first few, go on
+
+struct DatasetOptions {
+  std::string path;
+  std::string prompt_key = "prompt";
+  std::string label_key = "label";
+  int64_t max_prompt_tokens = 0;  // 0: no limit
+  OnBad on_bad_line = OnBad::kFail;
+  OnBad on_long_prompt = OnBad::kFail;  // a prompt of more than max_prompt_tokens
+};
+
+struct DatasetReport {
+  int64_t records = 0;                // lines that are not blank
+  int64_t kept = 0;                   // what the dataset holds
+  int64_t duplicates = 0;             // kept records whose prompt and label an earlier one has; they stay
+  int64_t bad_lines = 0;              // skipped
+  int64_t long_prompts = 0;           // skipped
+  int64_t max_tokens = 0;             // of the longest kept prompt
+  std::vector<std::string> problems;  // the first few skipped records: file:line: reason
+
+  std::string summary() const;  // one line
+};
+
+class Dataset {
+ public:
+  // A data error names file:line and the reason. Also errors: no records, and none left after skipping.
+  static StatusOr<Dataset> load(const DatasetOptions& options, const Tokenizer& tokenizer,
+                                const ChatTemplate& chat);
+  // The same from memory; options.path stands for the file in errors.
+  static StatusOr<Dataset> parse(std::string_view content, const DatasetOptions& options,
+                                 const Tokenizer& tokenizer, const ChatTemplate& chat);
+
+  int64_t size() const { return static_cast<int64_t>(prompts_.size()); }
+  const Prompt& at(int64_t index) const {
+    return prompts_[static_cast<size_t>(index)];
+  }                                              // id: index in the file
+  const std::string& text(int64_t index) const;  // the prompt as it was tokenized
+  const DatasetReport& report() const { return report_; }
+
+ private:
+  friend class DatasetBuilder;
+  std::vector<Prompt> prompts_;
+  std::vector<std::string> texts_;  // distinct ones
+  std::vector<uint32_t> text_of_;   // prompt -> its text
+  DatasetReport report_;
+};
+
+}  // namespace accord::text

@@ -1,0 +1,114 @@
+#include "text/records.hpp"
+
+#include <cmath>
+#include <utility>
+
+#include "text/fields.hpp"
+
+namespace accord::text {
+namespace {
+
+constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+constexpr double kExactIntegers = 9007199254740992.0;  // 2^53: every smaller integer is a double
+
+StatusOr<std::string> label_text(const Json& value) {
+  if (value.is_string()) {
+    return value.get<std::string>();
+  }
+  if (value.is_number_unsigned()) {
+    return fmt::format("{}", value.get<uint64_t>());
+  }
+  if (value.is_number_integer()) {
+    return fmt::format("{}", value.get<int64_t>());
+  }
+  if (value.is_number_float()) {
+    const double number = value.get<double>();
+    if (std::fabs(number) >= kExactIntegers) {
+      return data_error("the label {} is too large for an exact number; write it as a string", value.dump());
+    }
+    return number == std::trunc(number) ? fmt::format("{}", static_cast<int64_t>(number))
+                                        : fmt::format("{}", number);
+  }
+  return data_error("the label must be a string or a number, not {}", kind_of(value));
+}
+
+bool is_given(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && !found->is_null() && !found->empty();
+}
+
+}  // namespace
+
+StatusOr<std::vector<Message>> parse_messages(const Json& list) {
+  if (!list.is_array() || list.empty()) {
+    return data_error("must be a list of at least one message, not {}",
+                      list.is_array() ? "an empty list" : kind_of(list));
+  }
+  std::vector<Message> messages;
+  for (const Json& entry : list) {
+    Message message;
+    ACCORD_ASSIGN_OR_RETURN(message.role, string_field(entry, "role"));
+    ACCORD_ASSIGN_OR_RETURN(message.content, string_field(entry, "content"));
+    for (const char* key : {"tool_calls", "reasoning_content"}) {
+      if (is_given(entry, key)) {
+        return data_error("a message has '{}', which is not supported", key);
+      }
+    }
+    messages.push_back(std::move(message));
+  }
+  return messages;
+}
+
+StatusOr<PromptSource> parse_prompt(const Json& value) {
+  if (value.is_string()) {
+    return PromptSource(value.get<std::string>());
+  }
+  if (!value.is_array()) {
+    return data_error("must be text or a list of messages, not {}", kind_of(value));
+  }
+  ACCORD_ASSIGN_OR_RETURN(std::vector<Message> messages, parse_messages(value));
+  return PromptSource(std::move(messages));
+}
+
+StatusOr<std::string> parse_label(const Json& record, const std::string& key) {
+  if (const auto found = record.find(key); found != record.end()) {
+    return label_text(*found);
+  }
+  if (const auto model = record.find("reward_model"); model != record.end() && model->is_object()) {
+    if (const auto truth = model->find("ground_truth"); truth != model->end()) {
+      return label_text(*truth);
+    }
+  }
+  return data_error("the label '{}' is missing (and there is no reward_model.ground_truth)", key);
+}
+
+StatusOr<std::string> render_prompt(const PromptSource& prompt, const ChatTemplate& chat) {
+  if (const auto* text = std::get_if<std::string>(&prompt)) {
+    return chat.render_text(*text);
+  }
+  return chat.render(std::get<std::vector<Message>>(prompt));
+}
+
+Status for_each_line(std::string_view content, const std::function<Status(const Line&)>& visit) {
+  if (content.starts_with(kByteOrderMark)) {
+    content.remove_prefix(kByteOrderMark.size());
+  }
+  Line line;
+  while (!content.empty()) {
+    const size_t end = std::min(content.find('\n'), content.size());
+    line.text = content.substr(0, end);
+    content.remove_prefix(std::min(end + 1, content.size()));
+    ++line.number;
+    if (line.text.ends_with('\r')) {
+      line.text.remove_suffix(1);
+    }
+    if (line.text.find_first_not_of(" \t\r") == std::string_view::npos) {
+      continue;
+    }
+    ACCORD_RETURN_IF_ERROR(visit(line));
+    ++line.record;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace accord::text
