@@ -2,6 +2,7 @@
 // A checkpoint as a runnable model in this process: what `logprobs`, `generate` and `eval` load.
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/dtype.hpp"
@@ -15,7 +16,7 @@ namespace accord::controller {
 
 struct LocalModelOptions {
   std::string checkpoint;              // a Hugging Face directory
-  Dtype compute_dtype = Dtype::kBF16;  // kF32 or kBF16
+  std::optional<Dtype> compute_dtype;  // kF32 or kBF16; empty: the recipe's, or bfloat16 without a recipe
   std::string recipe;  // a recipe file whose precision plan decides the formats; empty: all BF16
   int threads = 0;     // 0: one per core
 };

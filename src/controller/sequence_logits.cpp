@@ -1,0 +1,49 @@
+#include "controller/sequence_logits.hpp"
+
+#include <numeric>
+
+#include "device/buffer.hpp"
+
+namespace accord::controller {
+
+Status sequence_logits(model::Model& model, const SequenceBatch& batch, const OnLogits& on_logits) {
+  const ModelConfig& c = model.config();
+  for (size_t i = 0; i < batch.ids.size(); ++i) {
+    if (batch.ids[i] < 0 || batch.ids[i] >= c.vocab_size) {
+      const auto at = static_cast<int64_t>(i);
+      return data_error("sequence {}, position {}: token id {} is not in the vocabulary of {}",
+                        at / batch.length, at % batch.length, batch.ids[i], c.vocab_size);
+    }
+  }
+  const Dtype dtype = model.compute_dtype();
+  const int64_t width = c.num_kv_heads * c.head_dim;
+  const int64_t num_pages = (batch.length + model::kPageSize - 1) / model::kPageSize;
+  const int64_t cache_rows = num_pages * model::kPageSize;
+  std::vector<int32_t> rows(static_cast<size_t>(batch.length));
+  std::iota(rows.begin(), rows.end(), 0);
+  std::vector<int32_t> pages;
+  for (int64_t p = 0; p < num_pages; ++p) {
+    pages.push_back(static_cast<int32_t>(p * model::kPageSize));
+  }
+  Buffer x_buffer, k_buffer, v_buffer, logits_buffer;
+  const MatrixView x = x_buffer.matrix(dtype, batch.length, c.hidden_size);
+  // A sequence is done with a layer before the next one begins: one layer's cache serves all.
+  const model::KvLayer kv{k_buffer.matrix(dtype, cache_rows, width),
+                          v_buffer.matrix(dtype, cache_rows, width)};
+  const MatrixView logits = logits_buffer.matrix(Dtype::kF32, batch.length, c.vocab_size);
+  std::vector<std::vector<int32_t>> expert_ids(static_cast<size_t>(c.num_layers));
+  const model::Segment segment{0, static_cast<int32_t>(batch.length), 0, pages.data()};
+  for (int64_t s = 0; s < batch.num_sequences; ++s) {
+    const model::Batch one{batch.ids.subspan(static_cast<size_t>(s * batch.length), rows.size()), rows, rows,
+                           std::span(&segment, 1)};
+    model.embed(one, x);
+    for (int64_t layer = 0; layer < c.num_layers; ++layer) {
+      model.layer_forward(layer, one, kv, x, {&expert_ids[static_cast<size_t>(layer)], {}}, nullptr);
+    }
+    model.logits(x, rows, logits);
+    ACCORD_RETURN_IF_ERROR(on_logits(s, logits, expert_ids));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace accord::controller
