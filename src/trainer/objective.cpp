@@ -30,10 +30,10 @@ void group_advantages(recipe::AdvantageKind kind, std::span<const double> reward
   const double n = static_cast<double>(group_size);
   for (size_t begin = 0; begin + size <= rewards.size(); begin += size) {
     const auto group = rewards.subspan(begin, size);
-    const double mean = mean_of(group);
-    // A group of one has no spread to divide by; its advantage is 0 (its reward less its own mean).
-    const double divisor =
-        kind == recipe::AdvantageKind::kStd && size > 1 ? unbiased_std(group, mean) + kStdEpsilon : 1.0;
+    // A group of one is compared with mean 0 and standard deviation 1.
+    const double mean = size > 1 ? mean_of(group) : 0.0;
+    const double std = size > 1 ? unbiased_std(group, mean) : 1.0;
+    const double divisor = kind == recipe::AdvantageKind::kStd ? std + kStdEpsilon : 1.0;
     for (size_t i = 0; i < size; ++i) {
       double& out = advantages[begin + i];
       if (kind != recipe::AdvantageKind::kLeaveOneOut) {

@@ -22,7 +22,7 @@ inline constexpr double kMaxLowVarianceKl = 10.0;
 //   kStd          (r - mean) / (unbiased std + 1e-6)
 //   kMean         r - mean
 //   kLeaveOneOut  r - mean of the others
-// In a group of one the first two are 0 and the last leaves the reward as it is.
+// A group of one is compared with mean 0 and std 1: its advantage is its reward (over 1 + 1e-6 for kStd).
 void group_advantages(recipe::AdvantageKind kind, std::span<const double> rewards, int64_t group_size,
                       std::span<double> advantages);
 
@@ -51,7 +51,7 @@ struct TokenKl {
 //   k1 d;  k2 d^2/2;  k3 exp(-d) - 1 + d (d clamped to +-20);  low variance: k3 clamped to +-10.
 TokenKl token_kl(recipe::KlEstimator estimator, double new_logprob, double ref_logprob);
 
-// The factor of one token's loss in the batch's loss.
+// The factor of one token's loss in the batch's loss. Samples without a response count nowhere.
 double token_weight(recipe::Aggregate aggregate, int64_t response_length, int64_t batch_tokens,
                     int64_t batch_samples);
 

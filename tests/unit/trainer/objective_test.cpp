@@ -54,12 +54,15 @@ void check_policy_loss(const Case& c, const std::string& key, const nlohmann::js
   const ClipRange clip{std::stod(key.substr(second + 1, third - second - 1)),
                        std::stod(key.substr(third + 1)), dual};
   int64_t total = 0;
-  for (int64_t length : c.lengths) total += length;
+  int64_t samples = 0;  // with a response: the others count nowhere
+  for (int64_t length : c.lengths) {
+    total += length;
+    samples += length > 0 ? 1 : 0;
+  }
   double loss = 0.0, clipped = 0.0, dual_clipped = 0.0, kl = 0.0;
   Doubles gradient(c.new_logprobs.size());
   for (size_t s = 0; s < c.lengths.size(); ++s) {
-    const double weight =
-        token_weight(aggregate, c.lengths[s], total, static_cast<int64_t>(c.lengths.size()));
+    const double weight = token_weight(aggregate, c.lengths[s], total, samples);
     for (int64_t t = 0; t < c.lengths[s]; ++t) {
       const size_t i = s * static_cast<size_t>(c.tokens) + static_cast<size_t>(t);
       const TokenLoss token = policy_loss(c.new_logprobs[i], c.old_logprobs[i], c.advantages[s], clip);
@@ -177,7 +180,7 @@ TEST_CASE("equal rewards and groups of one") {
   group_advantages(recipe::AdvantageKind::kStd, Doubles{1.0, 1.0, 1.0}, 3, advantages);
   CHECK(advantages == Doubles{0.0, 0.0, 0.0});
   group_advantages(recipe::AdvantageKind::kStd, Doubles{1.0, 0.0, 2.0}, 1, advantages);
-  CHECK(advantages == Doubles{0.0, 0.0, 0.0});
+  CHECK(advantages == Doubles{1.0 / (1.0 + 1e-6), 0.0, 2.0 / (1.0 + 1e-6)});
   group_advantages(recipe::AdvantageKind::kLeaveOneOut, Doubles{1.0, 0.0, 2.0}, 1, advantages);
   CHECK(advantages == Doubles{1.0, 0.0, 2.0});
 }

@@ -192,7 +192,8 @@ TEST_CASE("supervised steps and policy steps lower their losses") {
   // The mean of the first loss is minus the mean log-prob.
   Fixture fresh("qwen3_moe", options, mxfp8_everywhere());
   double sum = 0.0, count = 0.0;
-  for (const auto& row : *fresh.trainer->logprobs(samples)) {
+  const auto logprobs = *fresh.trainer->logprobs(samples);
+  for (const auto& row : logprobs) {
     for (float lp : row) {
       sum -= lp;
       count += 1.0;
