@@ -102,9 +102,16 @@ Memory memory_of(const DryRun& run) {
   return memory;
 }
 
+StatusOr<recipe::Inspection> inspect(const Arguments& arguments) {
+  if (arguments.recipe != "-") {
+    return recipe::inspect_recipe_file(arguments.recipe, arguments.overrides);
+  }
+  ACCORD_ASSIGN_OR_RETURN(const std::string text, read_input("-"));
+  return recipe::inspect_recipe(text, input_name("-"), arguments.overrides);
+}
+
 StatusOr<DryRun> dry_run(const Arguments& arguments) {
-  ACCORD_ASSIGN_OR_RETURN(recipe::Inspection inspection,
-                          recipe::inspect_recipe_file(arguments.recipe, arguments.overrides));
+  ACCORD_ASSIGN_OR_RETURN(recipe::Inspection inspection, inspect(arguments));
   DryRun run;
   run.recipe = std::move(inspection.recipe);
   refuse_unless_ok(inspection.refused, run.refused);
@@ -197,7 +204,7 @@ void add_plan(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand(
       "plan",
       "Dry run: validate a recipe; show each weight's format, digests, memory, what would be refused");
-  command->add_option("recipe", arguments->recipe, "The recipe (YAML)")->required();
+  command->add_option("recipe", arguments->recipe, "The recipe (YAML); - for standard input")->required();
   command
       ->add_option("--set", arguments->overrides,
                    "Override one key: --set trainer.optimizer.lr=1e-5 (repeatable)")

@@ -55,6 +55,22 @@ debug: {dump_batches: true, corrupt_rollout: {rank: 2, version: 1, byte: 77}}
   CHECK(recipe.rollout.stop[2] == "\x07");
 }
 
+TEST_CASE("texts of any character survive writing and reading") {
+  Recipe recipe =
+      parsed("run: {name: t}\nmodel: {checkpoint: m}\ndata: {train: {path: p}}\nreward: {type: exact}\n");
+  for (char c = 0; c >= 0 && c < 127; ++c) {
+    recipe.rollout.stop.push_back(std::string("a") + c + "b");
+    recipe.rollout.stop.emplace_back(1, c);
+  }
+  for (const char* text :
+       {"\x7f", "\u0085", "\u00a0", "\u2028", "\u2029", "\ufeff", "\ufffe", "\U0001F600", " x ", "null", "~",
+        "true", "1",      "- a",    "a: b",   "#",      "\r\n",   "\\n",    "%",          "---", "..."}) {
+    recipe.rollout.stop.emplace_back(text);
+  }
+  recipe.model.checkpoint = recipe.rollout.stop.back();
+  CHECK(parsed(to_yaml(recipe)) == recipe);
+}
+
 TEST_CASE("the shipped recipes load") {
   for (const char* name : {"quickstart-mxfp8.yaml", "reference.yaml"}) {
     CAPTURE(name);
