@@ -24,6 +24,7 @@ const std::string kNoPrevious(kDigestDigits, '0');
 
 struct LineHead {
   int64_t step = 0;
+  int64_t version = 0;
   std::string_view previous;
 };
 
@@ -47,23 +48,29 @@ bool consume_number(std::string_view& text, int64_t& value) {
 // The fields that every line of ours begins with; lines can be megabytes, so the rest is not parsed.
 std::optional<LineHead> head_of(std::string_view line) {
   LineHead head;
-  int64_t version = 0;
   if (!consume(line, "{\"step\":") || !consume_number(line, head.step) || !consume(line, ",\"version\":") ||
-      !consume_number(line, version) || !consume(line, ",\"previous\":\"") || line.size() <= kDigestDigits ||
-      line[kDigestDigits] != '"' || line.back() != '}') {
+      !consume_number(line, head.version) || !consume(line, ",\"previous\":\"") ||
+      line.size() <= kDigestDigits || line[kDigestDigits] != '"' || line.back() != '}') {
     return std::nullopt;
   }
   head.previous = line.substr(0, kDigestDigits);
   return head;
 }
 
-struct Kept {
+std::string_view tensors_of(std::string_view line) {
+  const size_t begin = line.find(",\"tensors\":[");
+  return begin == std::string_view::npos ? std::string_view() : line.substr(begin);
+}
+
+}  // namespace
+
+struct Ledger::Kept {
   int64_t bytes = 0;
-  std::string previous = kNoPrevious;
+  Last last{kNoPrevious, "", -1};
   bool dropped = false;
 };
 
-StatusOr<Kept> scan(const std::string& path, int64_t last_step) {
+StatusOr<Ledger::Kept> Ledger::scan(const std::string& path, int64_t last_step) {
   Kept kept;
   std::ifstream in(path, std::ios::binary);
   if (!in) {
@@ -85,10 +92,10 @@ StatusOr<Kept> scan(const std::string& path, int64_t last_step) {
       kept.dropped = true;
       break;
     }
-    if (head->previous != kept.previous) {
+    if (head->previous != kept.last.digest) {
       log::warn("{}:{}: the chain is broken: a line before was changed or removed", path, number);
     }
-    kept.previous = digest_hex(line);
+    kept.last = {digest_hex(line), digest_hex(tensors_of(line)), head->version};
     kept.bytes += static_cast<int64_t>(line.size()) + 1;
   }
   if (in.bad()) {
@@ -96,8 +103,6 @@ StatusOr<Kept> scan(const std::string& path, int64_t last_step) {
   }
   return kept;
 }
-
-}  // namespace
 
 StatusOr<std::unique_ptr<Ledger>> Ledger::open(const std::string& path, int64_t last_step) {
   Kept kept;
@@ -111,17 +116,17 @@ StatusOr<std::unique_ptr<Ledger>> Ledger::open(const std::string& path, int64_t 
   if (kept.dropped && ::ftruncate(fd.get(), kept.bytes) != 0) {
     return io_error("{}: cannot truncate: {}", path, std::strerror(errno));
   }
-  return std::unique_ptr<Ledger>(new Ledger(path, std::move(fd), std::move(kept.previous)));
+  return std::unique_ptr<Ledger>(new Ledger(path, std::move(fd), std::move(kept.last)));
 }
 
-Ledger::Ledger(std::string path, FileDescriptor fd, std::string previous)
-    : path_(std::move(path)), fd_(std::move(fd)), previous_(std::move(previous)) {}
+Ledger::Ledger(std::string path, FileDescriptor fd, Last last)
+    : path_(std::move(path)), fd_(std::move(fd)), last_(std::move(last)) {}
 
 Status Ledger::append(const LedgerRecord& record) {
   std::string line = fmt::format(
       "{{\"step\":{},\"version\":{},\"previous\":\"{}\",\"plan\":{},\"manifest\":{},\"build\":{},\"tensors\":"
       "[",
-      record.step, record.version, previous_, json_string(record.plan_digest),
+      record.step, record.version, last_.digest, json_string(record.plan_digest),
       json_string(record.manifest_digest), json_string(record.build_id));
   bool first = true;
   for (const LedgerTensor& tensor : record.tensors) {
@@ -131,10 +136,16 @@ Status Ledger::append(const LedgerRecord& record) {
     first = false;
   }
   line += "]}";
-  std::string digest = digest_hex(line);
+  Last next{digest_hex(line), digest_hex(tensors_of(line)), static_cast<int64_t>(record.version)};
+  if (next.version == last_.version) {
+    if (next.tensors == last_.tensors) {
+      return absl::OkStatus();
+    }
+    log::warn("{}: version {} was exported again with other bytes; both records stay", path_, record.version);
+  }
   line += '\n';
   ACCORD_RETURN_IF_ERROR(write_fully(fd_.get(), path_, line));
-  previous_ = std::move(digest);
+  last_ = std::move(next);
   return absl::OkStatus();
 }
 

@@ -40,15 +40,25 @@ class Ledger {
   // kBadData for a line inside that is no record.
   static StatusOr<std::unique_ptr<Ledger>> open(const std::string& path, int64_t last_step);
 
-  // Appends one line and hands it to the operating system. Errors: kIo.
+  // Appends one line and hands it to the operating system. The last version again (a resumed run exports it
+  // anew) adds no line if its tensors are the same; if they differ, that is logged and both lines stay.
+  // Errors: kIo.
   Status append(const LedgerRecord& record);
 
  private:
-  Ledger(std::string path, FileDescriptor fd, std::string previous);
+  // What is remembered of a line.
+  struct Last {
+    std::string digest;   // of the line
+    std::string tensors;  // digest of its tensors
+    int64_t version = -1;
+  };
+  struct Kept;
+  static StatusOr<Kept> scan(const std::string& path, int64_t last_step);
+  Ledger(std::string path, FileDescriptor fd, Last last);
 
   std::string path_;
   FileDescriptor fd_;
-  std::string previous_;  // digest of the last line
+  Last last_;
 };
 
 }  // namespace accord::weights

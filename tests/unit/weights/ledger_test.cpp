@@ -76,6 +76,19 @@ TEST_CASE("ledger lines hold every field and chain") {
     }
     CHECK(lines_of(path) == lines);
   }
+  SECTION("the last version again adds a line only if its bytes differ") {
+    auto ledger = Ledger::open(path, 1);
+    REQUIRE(ledger.ok());
+    LedgerRecord again = record(1);
+    again.build_id = "another build";
+    REQUIRE((*ledger)->append(again).ok());
+    CHECK(lines_of(path) == lines);
+    again.tensors[0].digest = "d9";
+    REQUIRE((*ledger)->append(again).ok());
+    CHECK(lines_of(path).size() == 3);
+    REQUIRE((*ledger)->append(record(2)).ok());
+    CHECK(lines_of(path).size() == 4);
+  }
   SECTION("a line that was cut off is dropped") {
     std::ofstream(path, std::ios::app) << lines[1].substr(0, 100);
     {
