@@ -1,9 +1,10 @@
+#include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.hpp"
 #include "cli/commands.hpp"
 #include "rpc/status_client.hpp"
-#include "telemetry/metrics_writer.hpp"
 
 namespace accord::cli {
 namespace {
@@ -30,7 +31,7 @@ void print_text(const rpc::StatusInfo& info) {
   }
   if (run.last) {
     for (const auto& [name, value] : run.last->metrics) {
-      fmt::print("metric   {:<34} {}\n", name, telemetry::format_number(value));
+      fmt::print("metric   {:<34} {}\n", name, json_number(value));
     }
   }
   for (const std::string& warning : run.warnings) {

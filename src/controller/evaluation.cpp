@@ -27,7 +27,7 @@ StatusOr<Metrics> evaluate_set(const RunInputs& inputs, const Pools& pools, size
                                uint64_t weight_version) {
   const EvalInput& eval = inputs.evals[set];
   std::vector<Prompt> prompts;
-  for (size_t i = 0; i < eval.data->size(); ++i) {
+  for (int64_t i = 0; i < eval.data->size(); ++i) {
     prompts.push_back(eval.data->at(i));
   }
   RolloutPhase phase;

@@ -12,6 +12,7 @@
 #include "reward/reward.hpp"
 #include "text/chat_template.hpp"
 #include "text/dataset.hpp"
+#include "text/epoch_sampler.hpp"
 #include "text/tokenizer.hpp"
 
 namespace accord::controller {

@@ -37,7 +37,8 @@ struct StepLoop::Impl {
   RunState& state;
   const LoopOptions options;
 
-  text::EpochSampler prompts_order{inputs.recipe.run.seed, inputs.train->size()};
+  text::EpochSampler prompts_order{inputs.recipe.run.seed,
+                                    static_cast<uint64_t>(inputs.train->size())};
   std::unique_ptr<telemetry::MetricsWriter> metrics_file;
   std::unique_ptr<telemetry::TensorBoardWriter> tensorboard;
   std::unique_ptr<weights::Ledger> ledger;
@@ -76,7 +77,7 @@ Status StepLoop::Impl::run() {
   while (done < last && !state.stop_requested()) {
     ACCORD_RETURN_IF_ERROR(annotate(step(done + 1), fmt::format("step {}", done + 1)));
     ++done;
-    const Metrics& m = state.snapshot().last->metrics;
+    const Metrics m = state.snapshot().last->metrics;
     progress.update(static_cast<int64_t>(done), fmt::format("reward {:.3f}", m.at("rollout/reward_mean")));
     const bool due =
         recipe.checkpoint.every > 0 && done % static_cast<uint64_t>(recipe.checkpoint.every) == 0;
@@ -149,7 +150,7 @@ Status StepLoop::Impl::warm_start(Metrics& metrics) {
   double loss = 0.0;
   for (int64_t i = 1; i <= sft.steps; ++i) {
     SftJob job{static_cast<uint64_t>(i), {}, seconds(recipe.deadlines.train)};
-    for (const size_t index : order.next(static_cast<size_t>(sft.batch_size))) {
+    for (const uint64_t index : order.next(static_cast<uint64_t>(sft.batch_size))) {
       job.samples.push_back(inputs.sft[index]);
     }
     ACCORD_ASSIGN_OR_RETURN(const Metrics trained, pools.trainer[0]->sft(job));
@@ -167,7 +168,8 @@ Status StepLoop::Impl::step(uint64_t step) {
   Metrics metrics;
   std::vector<Prompt> prompts;
   std::vector<std::string> texts;
-  for (const size_t index : prompts_order.next(static_cast<size_t>(recipe.rollout.prompts_per_step))) {
+  for (const uint64_t drawn : prompts_order.next(static_cast<uint64_t>(recipe.rollout.prompts_per_step))) {
+    const auto index = static_cast<int64_t>(drawn);
     prompts.push_back(inputs.train->at(index));
     texts.push_back(inputs.train->text(index));
   }
@@ -268,7 +270,7 @@ Status StepLoop::Impl::sync(uint64_t new_version, Metrics& metrics) {
     }
     return absl::OkStatus();
   }));
-  ACCORD_RETURN_IF_ERROR(append_ledger(*ledger, inputs, new_version, records));
+  ACCORD_RETURN_IF_ERROR(append_ledger(*ledger, inputs, options.build, new_version, records));
   version = new_version;
   state.set_version(new_version);
   metrics["sync/bytes"] = static_cast<double>(bytes);

@@ -27,6 +27,7 @@ namespace accord::controller {
 struct LoopOptions {
   uint64_t resume_step = 0;  // 0: a fresh run
   std::string resume_dir;    // its checkpoint
+  std::string build;         // goes into the ledger
 };
 
 class StepLoop {

@@ -1,0 +1,39 @@
+#include "controller/engine_limits.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+
+namespace accord::controller {
+
+int available_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
+}
+
+int worker_threads(int64_t recipe_threads, int64_t pool_workers) {
+  if (recipe_threads > 0) {
+    return static_cast<int>(recipe_threads);
+  }
+  return std::max(1, available_cores() / static_cast<int>(pool_workers));
+}
+
+int64_t longest_sequence(const recipe::Recipe& recipe) {
+  int64_t response = recipe.rollout.max_response_tokens;
+  for (const recipe::EvalData& eval : recipe.data.eval) {
+    response = std::max(response, eval.max_response_tokens);
+  }
+  return recipe.rollout.max_prompt_tokens + response;
+}
+
+int64_t kv_cache_rows(const recipe::Recipe& recipe, int64_t bytes_per_row) {
+  if (recipe.rollout.kv_cache_tokens > 0) {
+    return recipe.rollout.kv_cache_tokens;
+  }
+  const int64_t longest = longest_sequence(recipe);
+  const int64_t full = longest * recipe.rollout.max_batch_rows;
+  return std::max(longest, std::min(full, kAutoCacheBytes / bytes_per_row));
+}
+
+}  // namespace accord::controller

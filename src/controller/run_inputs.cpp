@@ -1,0 +1,141 @@
+#include "controller/run_inputs.hpp"
+
+#include <algorithm>
+
+#include "base/log.hpp"
+#include "checkpoint/hf_checkpoint.hpp"
+#include "text/sft_dataset.hpp"
+#include "weights/manifest.hpp"
+
+namespace accord::controller {
+namespace {
+
+text::OnBad to_text(recipe::OnBad policy) {
+  return policy == recipe::OnBad::kSkip ? text::OnBad::kSkip : text::OnBad::kFail;
+}
+
+// Labels that no answer can match would make every reward the same: they are found before anything starts.
+Status check_labels(const text::Dataset& data, const std::string& path, const reward::Scorer& scorer) {
+  for (int64_t i = 0; i < data.size(); ++i) {
+    if (const Status status = scorer.check_label(data.at(i).label); !status.ok()) {
+      return annotate(status, fmt::format("{}: record {}", path, data.at(i).id + 1));
+    }
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<std::unique_ptr<text::Dataset>> load_data(const text::DatasetOptions& options,
+                                                   const RunInputs& inputs, const text::ChatTemplate& chat) {
+  ACCORD_ASSIGN_OR_RETURN(text::Dataset data, text::Dataset::load(options, *inputs.tokenizer, chat));
+  log::info("{}: {}", options.path, data.report().summary());
+  ACCORD_RETURN_IF_ERROR(check_labels(data, options.path, *inputs.scorer));
+  return std::make_unique<text::Dataset>(std::move(data));
+}
+
+Status load_evals(const text::ChatTemplate& chat, RunInputs& inputs) {
+  for (const recipe::EvalData& eval : inputs.recipe.data.eval) {
+    text::DatasetOptions options;
+    options.path = eval.path;
+    options.prompt_key = eval.prompt_key;
+    options.label_key = eval.label_key;
+    options.max_prompt_tokens = inputs.recipe.rollout.max_prompt_tokens;
+    EvalInput input{eval, nullptr};
+    ACCORD_ASSIGN_OR_RETURN(input.data, load_data(options, inputs, chat));
+    inputs.evals.push_back(std::move(input));
+  }
+  return absl::OkStatus();
+}
+
+Status load_sft(const text::ChatTemplate& chat, RunInputs& inputs) {
+  const recipe::SftPart& sft = *inputs.recipe.sft;
+  text::SftOptions options;
+  options.path = sft.path;
+  options.prompt_key = sft.prompt_key;
+  options.response_key = sft.response_key;
+  options.max_tokens = inputs.config.max_position_embeddings;
+  ACCORD_ASSIGN_OR_RETURN(const text::SftDataset data, text::SftDataset::load(options, *inputs.tokenizer, chat));
+  log::info("{}: {}", sft.path, data.report.summary());
+  for (const text::SftExample& example : data.examples) {
+    inputs.sft.push_back({example.tokens, example.prompt_length});
+  }
+  return absl::OkStatus();
+}
+
+// Every token that ends a response: the model's and the tokenizer's. Without one, each response would run to
+// its limit.
+Status find_stop_tokens(RunInputs& inputs) {
+  inputs.stop_tokens = inputs.config.eos_token_ids;
+  for (const int32_t id : inputs.tokenizer->eos_token_ids()) {
+    if (std::find(inputs.stop_tokens.begin(), inputs.stop_tokens.end(), id) == inputs.stop_tokens.end()) {
+      inputs.stop_tokens.push_back(id);
+    }
+  }
+  if (inputs.stop_tokens.empty() && inputs.recipe.rollout.stop.empty()) {
+    return data_error(
+        "{}: neither config.json, generation_config.json nor tokenizer_config.json names an end-of-text "
+        "token; set "
+        "eos_token_id there, or rollout.stop in the recipe",
+        inputs.recipe.model.checkpoint);
+  }
+  return absl::OkStatus();
+}
+
+Status check_sizes(const RunInputs& inputs) {
+  const ModelConfig& config = inputs.config;
+  if (inputs.tokenizer->vocab_size() > config.vocab_size) {
+    return data_error("{}: the tokenizer has {} tokens, the model's embedding only {} rows",
+                      inputs.recipe.model.checkpoint, inputs.tokenizer->vocab_size(), config.vocab_size);
+  }
+  int64_t response = inputs.recipe.rollout.max_response_tokens;
+  for (const recipe::EvalData& eval : inputs.recipe.data.eval) {
+    response = std::max(response, eval.max_response_tokens);
+  }
+  int64_t prompt = inputs.train->report().max_tokens;
+  for (const EvalInput& eval : inputs.evals) {
+    prompt = std::max(prompt, eval.data->report().max_tokens);
+  }
+  if (prompt + response > config.max_position_embeddings) {
+    return recipe_error(
+        "the longest prompt ({} tokens) and response ({}) exceed the model's {} positions "
+        "(max_position_embeddings); "
+        "lower rollout.max_response_tokens or data.eval.max_response_tokens",
+        prompt, response, config.max_position_embeddings);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+StatusOr<std::unique_ptr<RunInputs>> load_run_inputs(const recipe::Recipe& recipe) {
+  auto inputs = std::make_unique<RunInputs>();
+  inputs->recipe = recipe;
+  inputs->recipe_yaml = recipe::to_yaml(recipe);
+  // Opening the checkpoint checks names and shapes of all tensors; the trainer reads the values.
+  ACCORD_ASSIGN_OR_RETURN(const checkpoint::HfCheckpoint source,
+                          checkpoint::HfCheckpoint::open(recipe.model.checkpoint));
+  inputs->config = source.config();
+  ACCORD_ASSIGN_OR_RETURN(inputs->plan, precision::build_plan(inputs->config, recipe.precision));
+  ACCORD_ASSIGN_OR_RETURN(inputs->manifest, weights::build_manifest(inputs->config, inputs->plan));
+  ACCORD_ASSIGN_OR_RETURN(inputs->scorer, reward::make_scorer(recipe.reward.type));
+  ACCORD_ASSIGN_OR_RETURN(inputs->tokenizer, text::Tokenizer::load(recipe.model.checkpoint));
+  ACCORD_ASSIGN_OR_RETURN(const text::ChatTemplate chat,
+                          text::ChatTemplate::resolve(recipe.data.chat_template, recipe.model.checkpoint));
+
+  text::DatasetOptions train;
+  train.path = recipe.data.train.path;
+  train.prompt_key = recipe.data.train.prompt_key;
+  train.label_key = recipe.data.train.label_key;
+  train.max_prompt_tokens = recipe.rollout.max_prompt_tokens;
+  train.on_bad_line = to_text(recipe.data.train.on_bad_line);
+  train.on_long_prompt = to_text(recipe.data.train.on_long_prompt);
+  ACCORD_ASSIGN_OR_RETURN(inputs->train, load_data(train, *inputs, chat));
+  ACCORD_RETURN_IF_ERROR(load_evals(chat, *inputs));
+  if (recipe.sft) {
+    ACCORD_RETURN_IF_ERROR(load_sft(chat, *inputs));
+  }
+  ACCORD_RETURN_IF_ERROR(find_stop_tokens(*inputs));
+  ACCORD_RETURN_IF_ERROR(check_sizes(*inputs));
+  return inputs;
+}
+
+}  // namespace accord::controller
