@@ -17,8 +17,10 @@ namespace {
 constexpr int64_t kPanelBytes = 16 * 1024;
 constexpr int64_t kMinPanelRows = 8;
 constexpr int64_t kMaxPanelRows = 64;
-// Up to this many rows a weight row is read once anyway: widen bf16 in registers instead.
-constexpr int64_t kDirectRows = 3;
+// bf16 weights are widened in registers, at each use, where that beats widening a panel once: for few rows,
+// and where K is so large that a panel leaves L1 (measured with bench_model).
+constexpr int64_t kDirectRows = 16;
+constexpr int64_t kDirectK = 1024;
 constexpr int64_t kTileRows = 3;
 // Below this many multiply-adds a handoff to other threads costs more than it saves.
 constexpr int64_t kParallelWork = int64_t{1} << 20;
@@ -94,7 +96,7 @@ void linear_columns(const Operand& a, const LinearWeight& w, MatrixView y, int64
   scratch.tile.ensure(static_cast<size_t>(kTileRows * rows) * sizeof(float));
   scratch.panel_rows.ensure(static_cast<size_t>(rows) * sizeof(void*));
   auto* tile = scratch.tile.as<float>();
-  const bool direct = w.format == WeightFormat::kBF16 && a.m <= kDirectRows && w.k == k;
+  const bool direct = w.format == WeightFormat::kBF16 && w.k == k && (a.m <= kDirectRows || k > kDirectK);
   if (!direct) {
     scratch.panel.ensure(static_cast<size_t>(rows * k) * sizeof(float));
   }
