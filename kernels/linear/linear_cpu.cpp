@@ -3,6 +3,7 @@
 #include <functional>
 
 #include "kernels/formats/decode.hpp"
+#include "kernels/formats/ieee_mode.hpp"
 #include "kernels/formats/mxfp8.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/linear/linear.hpp"
@@ -132,6 +133,7 @@ void linear(const Operand& a, const LinearWeight& w, MatrixView y, ThreadPool* p
   // A few tasks per thread level out uneven progress.
   const int64_t per_task = std::max<int64_t>(1, panels / (threads * 4));
   const auto task = [&](int64_t i) {
+    const formats::IeeeMode ieee;
     const WorkspacePool::Lease lease = scratch.acquire();
     const int64_t begin = i * per_task * rows;
     linear_columns(a, w, y, begin, std::min(w.n, begin + per_task * rows), *lease);

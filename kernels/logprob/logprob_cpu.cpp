@@ -1,6 +1,7 @@
 #include <cassert>
 #include <limits>
 
+#include "kernels/formats/ieee_mode.hpp"
 #include "kernels/logprob/logprob.hpp"
 #include "kernels/math/math.hpp"
 #include "kernels/math/simd.hpp"
@@ -31,6 +32,7 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 SoftmaxStats softmax_stats(const float* logits, int64_t vocab, float temperature) {
   assert(vocab > 0 && temperature > 0.0F);
+  const formats::IeeeMode ieee;
   SoftmaxStats stats;
   F8 running = f8(kMinusInfinity);
   for_each_eight(logits, vocab, temperature, kMinusInfinity,
@@ -56,6 +58,7 @@ float token_logprob(const float* logits, int64_t vocab, int32_t token, float tem
 }
 
 float softmax_entropy(const float* logits, int64_t vocab, float temperature, const SoftmaxStats& stats) {
+  const formats::IeeeMode ieee;
   const F8 max = f8(stats.max);
   F8 lanes[2] = {f8_zero(), f8_zero()};
   for_each_eight(logits, vocab, temperature, kMinusInfinity, [&](int64_t half, F8 z) {
@@ -70,6 +73,7 @@ float softmax_entropy(const float* logits, int64_t vocab, float temperature, con
 
 void softmax_weights(const float* logits, int64_t vocab, float temperature, const SoftmaxStats& stats,
                      float* out) {
+  const formats::IeeeMode ieee;
   const F8 max = f8(stats.max);
   int64_t i = 0;
   for_each_eight(logits, vocab, temperature, kMinusInfinity, [&](int64_t, F8 z) {

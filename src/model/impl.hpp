@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/formats/ieee_mode.hpp"
 #include "model/forward.hpp"
 
 namespace accord::model {
@@ -49,7 +50,12 @@ inline constexpr int64_t kMinChunkRows = 16;
 inline constexpr int64_t kMaxChunkRows = 256;
 
 template <class Stage>
-void Model::Impl::for_rows(int64_t rows, int64_t work, const Stage& stage) {
+void Model::Impl::for_rows(int64_t rows, int64_t work, const Stage& rows_stage) {
+  // Whatever a library in this process set: subnormals are kept (docs/contract.md).
+  const auto stage = [&rows_stage](int64_t begin, int64_t end, ThreadPool* inner) {
+    const formats::IeeeMode ieee;
+    rows_stage(begin, end, inner);
+  };
   const int64_t threads = pool.num_threads();
   if (threads == 1 || work < kParallelWork) {
     stage(int64_t{0}, rows, static_cast<ThreadPool*>(nullptr));

@@ -214,6 +214,7 @@ class LayerRun {
     const kernels::AttentionShape shape{c_.num_heads, c_.num_kv_heads, c_.head_dim};
     const auto heads = c_.num_kv_heads;
     const auto one = [&](int64_t i) {
+      const formats::IeeeMode ieee;
       const Segment& s = batch_.segments[static_cast<size_t>(i / heads)];
       const int64_t from = std::max<int64_t>(begin, s.row_begin);
       const int64_t to = std::min<int64_t>(end, int64_t{s.row_begin} + s.num_rows);
@@ -315,6 +316,7 @@ class LayerRun {
   }
 
   void expert(const ExpertTask& task) {
+    const formats::IeeeMode ieee;
     const int64_t n = task.end - task.begin;
     const MlpWeights& mlp = w_.mlp[static_cast<size_t>(task.expert)];
     const MatrixView gate = a_.gate.slice_rows(task.begin, n);
