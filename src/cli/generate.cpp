@@ -69,7 +69,7 @@ class Stream {
     last_ = Clock::now();
     first_ = count_++ == 0 ? last_ : first_;
     if (print_) {
-      write(decoder_ ? decoder_->push(token) : std::to_string(token) + " ");
+      write(decoder_ ? decoder_->push(token) : (count_ > 1 ? " " : "") + std::to_string(token));
     }
   }
   void finish() {

@@ -36,9 +36,10 @@ void add_local_engine_options(CLI::App& command, LocalEngineArguments& arguments
   command.add_option("--threads", arguments.threads, "Threads; never changes a token (0: all)")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  command.add_flag(
-      "--chat,!--no-chat", arguments.chat,
-      "Put the prompt into the model's chat template, or not (default: where the template is known)");
+  CLI::Option* chat =
+      command.add_flag("--chat", arguments.chat,
+                       "Put prompts into the model's chat template (default: where the template is known)");
+  command.add_flag("--no-chat", arguments.no_chat, "Give prompts to the model as they are")->excludes(chat);
 }
 
 StatusOr<std::unique_ptr<LocalEngine>> LocalEngine::load(const LocalEngineArguments& arguments,
@@ -66,18 +67,18 @@ Status LocalEngine::load_text(bool tokenizer_required) {
     return absl::OkStatus();
   }
   ACCORD_ASSIGN_OR_RETURN(tokenizer_, text::Tokenizer::load(arguments_.checkpoint));
-  if (!arguments_.chat.value_or(true)) {
+  if (arguments_.no_chat) {
     return absl::OkStatus();
   }
   auto chat = text::ChatTemplate::resolve("auto", arguments_.checkpoint);
   if (chat.ok()) {
     chat_ = *chat;
-  } else if (arguments_.chat.has_value()) {
+  } else if (arguments_.chat) {
     return chat.status();
   } else {
     log::warn("{}; prompts go to the model as they are", message_of(chat.status()));
   }
-  if (arguments_.chat.has_value() && chat_.kind() == text::ChatTemplate::Kind::kNone) {
+  if (arguments_.chat && chat_.kind() == text::ChatTemplate::Kind::kNone) {
     return usage_error("--chat: {} has no chat template", arguments_.checkpoint);
   }
   return absl::OkStatus();

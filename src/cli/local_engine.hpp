@@ -2,7 +2,6 @@
 // What `generate` and `eval` share: a checkpoint with its tokenizer, and an engine over it.
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,7 +25,8 @@ struct LocalEngineArguments {
   int32_t top_k = -1;
   int32_t max_tokens = 0;
   std::vector<std::string> stop;
-  std::optional<bool> chat;  // empty: where the model's chat template is known
+  bool chat = false;  // neither: where the model's chat template is known
+  bool no_chat = false;
 };
 
 // Declares the options above; the fields' values are the defaults that --help shows.
