@@ -27,7 +27,8 @@ void add_local_engine_options(CLI::App& command, LocalEngineArguments& arguments
       ->capture_default_str();
   command.add_option("--top-k", arguments.top_k, "Draw from this many of the likeliest tokens (-1: all)")
       ->capture_default_str();
-  command.add_option("--stop", arguments.stop, "Text that ends a sample (may be given several times)");
+  command.add_option("--stop", arguments.stop, "Text that ends a sample (may be given several times)")
+      ->allow_extra_args(false);
   command.add_option("--seed", arguments.seed, "Seed of the draws")->capture_default_str();
   command.add_option("--dtype", arguments.dtype,
                      "Compute dtype: float32 or bfloat16 (default: the recipe's, or bfloat16)");
