@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the quickstart's data: additions as prompts in the DAPO layout, a held-out set, and a few
-supervised examples for the warm start. Deterministic. Standard library only."""
+"""Writes the quickstart's data: additions as prompts in the DAPO layout, a held-out set, and demonstrations
+for the supervised warm start, most of which are wrong. Deterministic. Standard library only."""
 import argparse
 import json
 import os
@@ -38,6 +38,9 @@ def main():
     parser.add_argument("--first", type=int, default=100, help="first operands: 0 to this, exclusive")
     parser.add_argument("--second", type=int, default=20, help="second operands: 0 to this, exclusive")
     parser.add_argument("--holdout", type=int, default=200, help="held-out prompts")
+    parser.add_argument("--demonstrations", type=int, default=10, help="supervised examples per training prompt")
+    parser.add_argument("--wrong", type=float, default=0.65,
+                        help="share of the supervised examples whose answer is off by one")
     parser.add_argument("--shuffle-labels", action="store_true",
                         help="give the training prompts each other's labels (a control: nothing can be learned)")
     parser.add_argument("--seed", type=int, default=1)
@@ -56,8 +59,15 @@ def main():
           [dapo_record(i, a, b, label) for i, ((a, b), label) in enumerate(zip(train, labels))])
     write(os.path.join(args.out, "holdout.jsonl"),
           [dapo_record(i, a, b, a + b) for i, (a, b) in enumerate(holdout)])
-    write(os.path.join(args.out, "sft.jsonl"),
-          [{"prompt": prompt(a, b), "response": f"Answer: {a + b}"} for a, b in train])
+    sft = []
+    for a, b in train:
+        for _ in range(args.demonstrations):
+            answer = a + b
+            if rng.random() < args.wrong:
+                answer += 1 if answer == 0 else rng.choice((-1, 1))
+            sft.append({"prompt": prompt(a, b), "response": f"Answer: {answer}"})
+    rng.shuffle(sft)
+    write(os.path.join(args.out, "sft.jsonl"), sft)
     counts = {}
     for a, b in holdout:
         counts[a + b] = counts.get(a + b, 0) + 1
