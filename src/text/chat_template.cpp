@@ -179,7 +179,8 @@ StatusOr<ChatTemplate> ChatTemplate::recognize(std::string_view jinja, const std
     }
   }
   return recipe_error(
-      "{}: this chat template is not one that `auto` recognises (digest {}); set data.chat_template to {}",
+      "{}: this chat template is not one that `auto` recognises (digest {}); set data.chat_template (or "
+      "--chat-template) to {}",
       origin, digest, kKnownNames);
 }
 

@@ -49,7 +49,13 @@ class StrictSax : public nlohmann::json_sax<Json> {
     return true;
   }
   bool parse_error(size_t position, const std::string&, const nlohmann::json::exception& e) override {
-    return fail(fmt::format("not valid JSON at byte {}: {}", position, e.what()));
+    // what() starts with the exception's own name and "line L, column C: ", which mean nothing in a JSONL
+    // line.
+    std::string_view what = e.what();
+    const size_t column = what.find("column ");
+    const size_t end = what.find(": ", column == std::string_view::npos ? 0 : column);
+    what.remove_prefix(end == std::string_view::npos ? 0 : end + 2);
+    return fail(fmt::format("not valid JSON at byte {}: {}", position, what));
   }
 
   Json take() { return std::move(root_); }
