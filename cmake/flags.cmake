@@ -11,7 +11,7 @@ target_compile_options(accord_flags INTERFACE
 target_compile_definitions(accord_flags INTERFACE $<$<CONFIG:Debug,Sanitize>:_GLIBCXX_ASSERTIONS>)
 if(ACCORD_SANITIZE)
   target_compile_options(accord_flags INTERFACE -fsanitize=${ACCORD_SANITIZE} -fno-sanitize-recover=all
-    # Under sanitizers GCC 12 takes <regex> (in Catch2) for uninitialized (GCC bug 105562).
+    # Under sanitizers GCC 12 takes <regex> (in Catch2) for uninitialized (GCC bug 105616).
     $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   target_link_options(accord_flags INTERFACE -fsanitize=${ACCORD_SANITIZE})
 endif()
