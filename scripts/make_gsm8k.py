@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Rewrites GSM8K's records {question, answer} to prompts with labels in the DAPO layout. The label is the
+number after "####" in the reference answer. Standard library only."""
+import argparse
+import json
+import sys
+
+INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
+
+
+def convert(line, index, where):
+    record = json.loads(line)
+    answer = record["answer"]
+    if "####" not in answer:
+        sys.exit(f"{where}: the answer has no '####'")
+    label = answer.rsplit("####", 1)[1].strip().replace(",", "")
+    return {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": f"{record['question'].strip()} {INSTRUCTION}"}],
+        "ability": "math",
+        "reward_model": {"ground_truth": label, "style": "rule"},
+        "extra_info": {"index": index},
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("source", help="GSM8K's train.jsonl or test.jsonl")
+    parser.add_argument("out", help="JSONL file to write")
+    parser.add_argument("--limit", type=int, default=0, help="only so many records (0: all)")
+    args = parser.parse_args()
+
+    records = []
+    with open(args.source, encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if args.limit and len(records) == args.limit:
+                break
+            records.append(convert(line, len(records), f"{args.source}:{number}"))
+    with open(args.out, "w", encoding="utf-8") as file:
+        for record in records:
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    print(f"{args.out}: {len(records)} records")
+
+
+if __name__ == "__main__":
+    main()
