@@ -3,7 +3,6 @@
 // and the weights, whose names and shapes are those of parameter_specs(config).
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <span>
 #include <string>
 #include <string_view>

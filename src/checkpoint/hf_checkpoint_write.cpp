@@ -66,6 +66,7 @@ Status write_hf_checkpoint(const std::string& dir, const HfConfig& config, const
                                           : config.generation_config_json;
   const std::vector<ParamSpec> parameters = parameter_specs(config.model);
   std::vector<TensorSpec> tensors;
+  tensors.reserve(parameters.size());
   for (const ParamSpec& parameter : parameters) {
     tensors.push_back({parameter.name, Dtype::kBF16, parameter.shape});
   }

@@ -63,6 +63,7 @@ StatusOr<InitSummary> init_model(const std::string& config_path, const std::stri
   InitSummary summary;
   summary.tensors = static_cast<int64_t>(parameters.size());
   std::vector<TensorSpec> tensors;
+  tensors.reserve(parameters.size());
   for (const ParamSpec& parameter : parameters) {
     tensors.push_back({parameter.name, Dtype::kBF16, parameter.shape});
     summary.parameters += parameter.numel();

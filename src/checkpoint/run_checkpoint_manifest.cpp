@@ -99,7 +99,7 @@ Status verify_checkpoint(const std::string& dir) {
   ACCORD_ASSIGN_OR_RETURN(const CheckpointManifest manifest, read_manifest(dir));
   // Sizes first: they find an incomplete copy without reading it.
   for (const auto& [name, entry] : manifest.files) {
-    const std::string path = dir + "/" + name;
+    const std::string path = fmt::format("{}/{}", dir, name);
     std::error_code error;
     const auto bytes = std::filesystem::file_size(path, error);
     if (error) {
@@ -110,7 +110,7 @@ Status verify_checkpoint(const std::string& dir) {
     }
   }
   for (const auto& [name, entry] : manifest.files) {
-    const std::string path = dir + "/" + name;
+    const std::string path = fmt::format("{}/{}", dir, name);
     ACCORD_ASSIGN_OR_RETURN(const ManifestEntry found, digest_file(path));
     if (found.xxh3 != entry.xxh3) {
       return data_error(

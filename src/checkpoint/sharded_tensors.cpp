@@ -128,12 +128,13 @@ StatusOr<ShardedTensors> ShardedTensors::open(const std::string& dir) {
   for (const auto& [name, file] : weight_map) {
     files.insert(file);
   }
+  const auto path_of = [&](const std::string& file) { return fmt::format("{}/{}", dir, file); };
   for (const std::string& file : files) {
-    ACCORD_RETURN_IF_ERROR(annotate(result.add_file(dir + "/" + file), index));
+    ACCORD_RETURN_IF_ERROR(annotate(result.add_file(path_of(file)), index));
   }
   for (const auto& [name, file] : weight_map) {
     const auto place = result.places_.find(name);
-    if (place == result.places_.end() || result.files_[place->second.file].path() != dir + "/" + file) {
+    if (place == result.places_.end() || result.files_[place->second.file].path() != path_of(file)) {
       return data_error("{}: tensor '{}' is not in {}, where the index says it is; download both again",
                         index, printable(name), file);
     }
