@@ -65,8 +65,7 @@ StatusOr<SetupReport> RolloutWorkerImpl::setup(const SetupJob& job) {
 
   rollout::EngineOptions options;
   options.max_batch_rows = static_cast<int32_t>(recipe.rollout.max_batch_rows);
-  options.prefill_chunk =
-      static_cast<int32_t>(std::min(recipe.rollout.prefill_chunk, recipe.rollout.max_batch_rows));
+  options.prefill_chunk = static_cast<int32_t>(recipe.rollout.prefill_chunk);
   options.kv_cache_tokens = kv_cache_rows(recipe, 2 * config.num_layers * config.num_kv_heads *
                                                       config.head_dim * size_of(recipe.model.compute_dtype));
   options.run_seed = recipe.run.seed;
@@ -145,7 +144,14 @@ Status RolloutWorkerImpl::generate(const GenerateJob& job, const OnSample& on_sa
       report(sample);
     };
   }
-  return engine_->generate(requests, callbacks).status();
+  engine_->reset_stats();
+  ACCORD_RETURN_IF_ERROR(engine_->generate(requests, callbacks).status());
+  const rollout::EngineStats& stats = engine_->stats();
+  log::info("{}: {} samples, {} new tokens in {} forwards ({} prompt rows, {} preemptions)",
+            job.keep ? fmt::format("step {}", job.step) : "evaluation",
+            requests.size() * static_cast<size_t>(job.num_samples), stats.generated_tokens, stats.forwards,
+            stats.prefill_rows, stats.preemptions);
+  return absl::OkStatus();
 }
 
 StatusOr<std::vector<Sample>> RolloutWorkerImpl::fetch(std::span<const SampleKey> keys) {
