@@ -28,6 +28,7 @@ int main(int argc, char** argv) {
   cli::add_logprobs(app, action);
   cli::add_generate(app, action);
   cli::add_eval(app, action);
+  cli::add_replay(app, action);
 
   try {
     app.parse(argc, argv);

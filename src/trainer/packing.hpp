@@ -21,6 +21,7 @@ struct Sequence {
   std::span<const int32_t> tokens;
   int32_t prompt_length = 0;
   int64_t num_rows() const { return static_cast<int64_t>(tokens.size()) - 1; }
+  int64_t num_responses() const { return static_cast<int64_t>(tokens.size()) - prompt_length; }
 };
 
 // A laid out micro-batch. Sequence i's rows and cache rows are [row_begin, row_begin + num_rows); row

@@ -29,9 +29,14 @@ Status validate_routing(const TrainSample& sample, const ModelConfig& config) {
     return data_error("routing has {} expert ids, expected {} (tokens-1, layers, experts per token)",
                       sample.routing.size(), config.num_experts == 0 ? 0 : expected);
   }
-  for (int32_t id : sample.routing) {
+  const size_t top_k = static_cast<size_t>(config.num_experts_per_token);
+  for (size_t i = 0; i < sample.routing.size(); ++i) {
+    const int32_t id = sample.routing[i];
     if (id < 0 || id >= config.num_experts) {
       return data_error("routing names expert {}, the model has {}", id, config.num_experts);
+    }
+    for (size_t j = i / top_k * top_k; j < i; ++j) {
+      if (sample.routing[j] == id) return data_error("routing names expert {} twice for one token", id);
     }
   }
   return absl::OkStatus();

@@ -4,12 +4,12 @@
 #include <cmath>
 #include <utility>
 
-#include "kernels/router/router.hpp"
 #include "trainer/batch_stats.hpp"
 #include "trainer/objective.hpp"
 #include "trainer/optimizer.hpp"
 #include "trainer/packing.hpp"
 #include "trainer/pass.hpp"
+#include "trainer/routing.hpp"
 #include "trainer/samples.hpp"
 
 namespace accord::trainer {
@@ -51,7 +51,7 @@ struct StepSequences {
     sequences.push_back({tokens, prompt_length});
     temperatures.push_back(temperature);
     first_token.push_back(num_tokens);
-    num_tokens += static_cast<int64_t>(tokens.size()) - prompt_length;
+    num_tokens += sequences.back().num_responses();
   }
 };
 
@@ -72,6 +72,7 @@ struct Trainer::Impl {
   std::unique_ptr<model::Model> model;
   std::unique_ptr<Pass> pass;
   int64_t optimizer_steps = 0;
+  int64_t num_micro_batches = 0;  // of the last step
 
   Impl(const ModelConfig& c, const TrainerOptions& o, ThreadPool& p, Parameters params)
       : config(c),
@@ -83,7 +84,7 @@ struct Trainer::Impl {
   // `loss(sequence, offset in its response, value)`.
   using LossFn = std::function<TokenGradient(size_t sequence, int64_t offset, const TokenValue& value)>;
   Status run_micro_batches(const StepSequences& step, std::span<const TrainSample> routed, bool backward,
-                           const LossFn& loss, std::pair<double, double>* overlap);
+                           const LossFn& loss, RecordedRouting& recorded);
   // Reduction, norm, clipping, update. `what` names the step in errors.
   StatusOr<Metrics> update(const std::string& what);
 };
@@ -128,15 +129,14 @@ std::span<const float> Trainer::gradient(std::string_view name) const {
 std::span<const ParamSpec> Trainer::parameters() const { return impl_->parameters.specs(); }
 
 Status Trainer::Impl::run_micro_batches(const StepSequences& step, std::span<const TrainSample> routed,
-                                        bool backward, const LossFn& loss,
-                                        std::pair<double, double>* overlap) {
+                                        bool backward, const LossFn& loss, RecordedRouting& recorded) {
   if (pass == nullptr) return internal_error("trainer: bind_arena was not called before the first step");
   std::vector<int64_t> lengths;
   for (const Sequence& s : step.sequences) lengths.push_back(s.num_rows());
-  const size_t layers = static_cast<size_t>(config.num_layers);
-  const size_t top_k = static_cast<size_t>(config.num_experts_per_token);
   PackedBatch packed;
-  for (const std::vector<int32_t>& members : pack_sequences(lengths, options.tokens_per_microbatch)) {
+  const MicroBatchPlan plan = pack_sequences(lengths, options.tokens_per_microbatch);
+  num_micro_batches = static_cast<int64_t>(plan.size());
+  for (const std::vector<int32_t>& members : plan) {
     std::vector<Sequence> sequences;
     std::vector<float> temperatures;
     std::vector<int64_t> first;  // packed index of each member's first response token
@@ -145,40 +145,15 @@ Status Trainer::Impl::run_micro_batches(const StepSequences& step, std::span<con
       sequences.push_back(step.sequences[static_cast<size_t>(m)]);
       temperatures.push_back(step.temperatures[static_cast<size_t>(m)]);
       first.push_back(count);
-      count += static_cast<int64_t>(sequences.back().tokens.size()) - sequences.back().prompt_length;
+      count += sequences.back().num_responses();
     }
     packed.build(sequences);
-
+    recorded.build(routed, members);
     PassRouting routing;
-    std::vector<int32_t> ids;  // [layers, T, K]
-    if (!routed.empty() && !routed[0].routing.empty()) {
-      for (size_t layer = 0; layer < layers; ++layer) {
-        for (int32_t m : members) {
-          const TrainSample& sample = routed[static_cast<size_t>(m)];
-          for (size_t t = 0; t + 1 < sample.tokens.size(); ++t) {
-            const auto begin = sample.routing.begin() + static_cast<int64_t>((t * layers + layer) * top_k);
-            ids.insert(ids.end(), begin, begin + static_cast<int64_t>(top_k));
-          }
-        }
-      }
-      if (options.algorithm.routing_replay) routing.replay = ids;
-      routing.observe = [&](int64_t layer, const float* probs_TE) {
-        std::vector<int32_t> live(top_k);
-        for (int64_t t = 0; t < packed.num_rows(); ++t) {
-          kernels::router_top_k(probs_TE + t * config.num_experts, config.num_experts,
-                                config.num_experts_per_token, live.data());
-          const auto recorded = ids.begin() + (layer * packed.num_rows() + t) * config.num_experts_per_token;
-          for (int32_t id : live) {
-            overlap->first += std::find(recorded, recorded + static_cast<int64_t>(top_k), id) !=
-                                      recorded + static_cast<int64_t>(top_k)
-                                  ? 1.0
-                                  : 0.0;
-            overlap->second += 1.0;
-          }
-        }
-      };
+    if (!recorded.ids().empty()) {
+      if (options.algorithm.routing_replay) routing.replay = recorded.ids();
+      routing.observe = [&](int64_t layer, const float* probs_TE) { recorded.compare(layer, probs_TE); };
     }
-
     const TokenLossFn token_loss = [&](int64_t token, const TokenValue& value) {
       const size_t s = static_cast<size_t>(packed.response_sequences()[static_cast<size_t>(token)]);
       return loss(static_cast<size_t>(members[s]), token - first[s], value);
@@ -251,8 +226,8 @@ StatusOr<StepReport> Trainer::train_step(std::span<const TrainSample> samples, u
     return gradient;
   };
   t.parameters.clear_gradients();
-  std::pair<double, double> overlap{0.0, 0.0};
-  ACCORD_RETURN_IF_ERROR(t.run_micro_batches(sequences, samples, true, loss, &overlap));
+  RecordedRouting recorded(t.config);
+  ACCORD_RETURN_IF_ERROR(t.run_micro_batches(sequences, samples, true, loss, recorded));
 
   StepReport report;
   double total_loss = 0.0;
@@ -273,7 +248,8 @@ StatusOr<StepReport> Trainer::train_step(std::span<const TrainSample> samples, u
   }
   report.metrics = token_metrics(records, has_reference);
   report.metrics["train/loss"] = total_loss;
-  if (overlap.second > 0.0) report.metrics["mismatch/expert_overlap"] = overlap.first / overlap.second;
+  report.metrics["train/microbatches"] = static_cast<double>(t.num_micro_batches);
+  if (recorded.compared()) report.metrics["mismatch/expert_overlap"] = recorded.overlap();
   ACCORD_ASSIGN_OR_RETURN(const Metrics update, t.update(fmt::format("step {}", step)));
   report.metrics.insert(update.begin(), update.end());
   return report;
@@ -293,7 +269,8 @@ StatusOr<SftReport> Trainer::sft_step(std::span<const SftSample> samples, uint64
     return TokenGradient{-weight, 0.0};
   };
   t.parameters.clear_gradients();
-  ACCORD_RETURN_IF_ERROR(t.run_micro_batches(sequences, {}, true, loss, nullptr));
+  RecordedRouting recorded(t.config);  // none
+  ACCORD_RETURN_IF_ERROR(t.run_micro_batches(sequences, {}, true, loss, recorded));
   double total_loss = 0.0;
   for (double value : losses) total_loss += value;
   if (!std::isfinite(total_loss)) {
@@ -313,8 +290,8 @@ StatusOr<std::vector<std::vector<float>>> Trainer::logprobs(std::span<const Trai
     out[s][static_cast<size_t>(offset)] = value.logprob;
     return TokenGradient{};
   };
-  std::pair<double, double> overlap{0.0, 0.0};
-  ACCORD_RETURN_IF_ERROR(t.run_micro_batches(sequences_of(samples), samples, false, visit, &overlap));
+  RecordedRouting recorded(t.config);
+  ACCORD_RETURN_IF_ERROR(t.run_micro_batches(sequences_of(samples), samples, false, visit, recorded));
   return out;
 }
 

@@ -43,7 +43,8 @@ struct SftSample {
 };
 
 struct StepReport {
-  // train/loss, grad_norm, clip_fraction, entropy, ppo_kl, learning_rate (and ref_kl with a reference);
+  // train/loss, grad_norm, clip_fraction, entropy, ppo_kl, learning_rate, microbatches (and ref_kl with a
+  // reference);
   // mismatch/logprob_abs_diff_mean|max, kl_k1, kl_k3, equal_fraction, ess_ratio (and expert_overlap when the
   // samples carry routing).
   Metrics metrics;

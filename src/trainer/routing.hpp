@@ -1,0 +1,34 @@
+#pragma once
+// The rollout's expert choices, laid out for a micro-batch, and how far the trainer's own choices agree.
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/model_config.hpp"
+#include "trainer/trainer.hpp"
+
+namespace accord::trainer {
+
+class RecordedRouting {
+ public:
+  explicit RecordedRouting(const ModelConfig& config) : config_(config) {}
+
+  // Takes the members' routing; without any the layout is empty.
+  void build(std::span<const TrainSample> samples, std::span<const int32_t> members);
+  std::span<const int32_t> ids() const { return ids_; }  // [layers, T, K] of the last build
+
+  // Compares with the experts that these probabilities choose by score.
+  void compare(int64_t layer, const float* probs_TE);
+  // Share of chosen experts that both know, over everything compared; NaN before.
+  double overlap() const { return common_ / chosen_; }
+  bool compared() const { return chosen_ > 0.0; }
+
+ private:
+  const ModelConfig& config_;
+  std::vector<int32_t> ids_;
+  int64_t rows_ = 0;
+  double common_ = 0.0;
+  double chosen_ = 0.0;
+};
+
+}  // namespace accord::trainer
