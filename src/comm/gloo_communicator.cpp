@@ -22,6 +22,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/files.hpp"
+
 namespace accord::comm {
 namespace {
 
@@ -68,7 +70,13 @@ class StoreAdapter : public gloo::rendezvous::Store {
   Deadline deadline_;
 };
 
-// gloo crashes on a host name that does not resolve.
+bool can_bind(const addrinfo& address) {
+  const FileDescriptor fd(
+      ::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, address.ai_protocol));
+  return fd.valid() && ::bind(fd.get(), address.ai_addr, address.ai_addrlen) == 0;
+}
+
+// gloo crashes on a host name that does not resolve and leaks on one of another machine.
 Status check_listen_address(const GlooOptions& options) {
   if (!options.interface.empty()) {
     if (::if_nametoindex(options.interface.c_str()) == 0) {
@@ -85,7 +93,15 @@ Status check_listen_address(const GlooOptions& options) {
     return unavailable_error("communicator '{}': cannot resolve {}: {}", options.group, options.hostname,
                              ::gai_strerror(error));
   }
+  bool usable = false;
+  for (const addrinfo* address = found; address != nullptr && !usable; address = address->ai_next) {
+    usable = can_bind(*address);
+  }
   ::freeaddrinfo(found);
+  if (!usable) {
+    return unavailable_error("communicator '{}': cannot listen on {}, which is no address of this machine",
+                             options.group, options.hostname);
+  }
   return absl::OkStatus();
 }
 
