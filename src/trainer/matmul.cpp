@@ -25,6 +25,16 @@ at::Tensor view(const float* data, at::IntArrayRef sizes, at::IntArrayRef stride
   return at::from_blob(const_cast<float*>(data), sizes, strides, at::TensorOptions().dtype(at::kFloat));
 }
 
+// The library keeps its thread count per calling thread, and its bits depend on it (a few rows of products
+// with 64 columns, say). A worker's calls come on any thread.
+void use_one_library_thread() {
+  thread_local const bool done = [] {
+    at::set_num_threads(1);
+    return true;
+  }();
+  static_cast<void>(done);
+}
+
 }  // namespace
 
 void Products::add_rows(std::vector<Term> terms, int64_t m, int64_t n, float* c, bool accumulate) {
@@ -58,6 +68,7 @@ void Products::add_gradient(const float* a, const float* b, int64_t depth, int64
 }
 
 void Products::run_block(const Block& block) {
+  use_one_library_thread();
   const c10::InferenceMode guard;
   at::Tensor c = view(block.c, {block.m, block.n}, {block.n, 1});
   bool accumulate = block.accumulate;
@@ -88,7 +99,5 @@ Status Products::run(ThreadPool& pool) {
   });
   return status;
 }
-
-void use_single_threaded_library_calls() { at::set_num_threads(1); }
 
 }  // namespace accord::trainer

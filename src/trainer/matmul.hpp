@@ -42,7 +42,4 @@ class Products {
   std::vector<Block> blocks_;
 };
 
-// Once per process before any product: one library thread per call.
-void use_single_threaded_library_calls();
-
 }  // namespace accord::trainer

@@ -97,7 +97,6 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::create(const ModelConfig& config, co
   ACCORD_RETURN_IF_ERROR(validate(config));
   ACCORD_RETURN_IF_ERROR(validate_options(options));
   ACCORD_RETURN_IF_ERROR(validate_schedule(options.optimizer, options.total_steps));
-  use_single_threaded_library_calls();
   ACCORD_ASSIGN_OR_RETURN(Parameters parameters, Parameters::create(config, options.no_weight_decay));
   auto impl = std::make_unique<Impl>(config, options, pool, std::move(parameters));
   for (int64_t i = 0; i < impl->parameters.count(); ++i) {

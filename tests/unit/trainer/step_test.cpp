@@ -109,6 +109,33 @@ void check_recorded_step(const std::string& model) {
 TEST_CASE("recorded step of a mixture of experts") { check_recorded_step("qwen3_moe"); }
 TEST_CASE("recorded step of a dense model with tied embeddings") { check_recorded_step("qwen3_dense_tied"); }
 
+TEST_CASE("low-precision gradients stay near the float32 ones") {
+  // Supervised: the policy loss has kinks, where tokens change sides.
+  std::vector<SftSample> samples;
+  for (const auto& s : recorded_samples("qwen3_dense_tied", 2))
+    samples.push_back({s.tokens, s.prompt_length});
+  const auto gradient_of = [&](Dtype dtype, const recipe::PrecisionPart& precision) {
+    TrainerOptions options = reference_options();
+    options.compute_dtype = dtype;
+    Fixture f("qwen3_dense_tied", options, precision);
+    REQUIRE(f.trainer->sft_step(samples, 1).ok());
+    std::vector<float> out;
+    for (const ParamSpec& spec : f.trainer->parameters()) {
+      const auto g = f.trainer->gradient(spec.name);
+      out.insert(out.end(), g.begin(), g.end());
+    }
+    return out;
+  };
+  const auto exact = gradient_of(Dtype::kF32, {});
+  const double bf16 = relative_frobenius(gradient_of(Dtype::kBF16, {}), exact);
+  const double mxfp8 = relative_frobenius(gradient_of(Dtype::kBF16, mxfp8_everywhere()), exact);
+  CAPTURE(bf16, mxfp8);
+  CHECK(bf16 > 0.0);
+  CHECK(bf16 < tolerance::kBf16Gradient);
+  CHECK(mxfp8 > bf16);
+  CHECK(mxfp8 < tolerance::kMxfp8Gradient);
+}
+
 TEST_CASE("packing, kept tapes and threads") {
   for (const char* model : {"qwen3_moe", "qwen3_dense_tied", "llama_tied"}) {
     CAPTURE(model);

@@ -9,8 +9,11 @@ inline constexpr double kOp = 2e-6;
 // The same with bf16 operands: inputs are exact, sums are fp32.
 inline constexpr double kOpBf16 = 2e-6;
 // A whole optimizer step in float32 against transformers and torch in float32.
-inline constexpr double kStepScalar = 1e-4;    // loss, gradient norm: relative
-inline constexpr double kStepGradient = 1e-3;  // relative Frobenius norm per tensor
-inline constexpr double kStepUpdate = 1e-5;    // absolute, where |gradient| > 1e-5
+inline constexpr double kStepScalar = 2e-5;    // loss, gradient norm: relative
+inline constexpr double kStepGradient = 2e-5;  // relative Frobenius norm per tensor
+inline constexpr double kStepUpdate = 1e-6;    // absolute, where |gradient| > 1e-5
+// Gradients of a step in bfloat16, and with MXFP8 weights and activations besides, against float32 ones.
+inline constexpr double kBf16Gradient = 0.05;
+inline constexpr double kMxfp8Gradient = 0.3;
 
 }  // namespace accord::trainer::tolerance
