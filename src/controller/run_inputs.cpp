@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/log.hpp"
 #include "checkpoint/hf_checkpoint.hpp"
 #include "text/sft_dataset.hpp"
 #include "weights/manifest.hpp"
@@ -27,7 +26,6 @@ Status check_labels(const text::Dataset& data, const std::string& path, const re
 StatusOr<std::unique_ptr<text::Dataset>> load_data(const text::DatasetOptions& options,
                                                    const RunInputs& inputs, const text::ChatTemplate& chat) {
   ACCORD_ASSIGN_OR_RETURN(text::Dataset data, text::Dataset::load(options, *inputs.tokenizer, chat));
-  log::info("{}: {}", options.path, data.report().summary());
   ACCORD_RETURN_IF_ERROR(check_labels(data, options.path, *inputs.scorer));
   return std::make_unique<text::Dataset>(std::move(data));
 }
@@ -54,7 +52,6 @@ Status load_sft(const text::ChatTemplate& chat, RunInputs& inputs) {
   options.response_key = sft.response_key;
   options.max_tokens = inputs.config.max_position_embeddings;
   ACCORD_ASSIGN_OR_RETURN(const text::SftDataset data, text::SftDataset::load(options, *inputs.tokenizer, chat));
-  log::info("{}: {}", sft.path, data.report.summary());
   for (const text::SftExample& example : data.examples) {
     inputs.sft.push_back({example.tokens, example.prompt_length});
   }

@@ -172,10 +172,10 @@ Status run_controller(const ControllerOptions& options) {
   ACCORD_RETURN_IF_ERROR(check_loopback(recipe.monitor.listen));
   ACCORD_ASSIGN_OR_RETURN(controller::RunDirectory directory,
                           controller::RunDirectory::open(recipe.run.dir, options.resume));
+  ACCORD_RETURN_IF_ERROR(log::add_file(directory.file("logs/controller.log")));
   ACCORD_ASSIGN_OR_RETURN(controller::LoopOptions resume,
                           controller::find_resume_point(*inputs, directory, options.resume));
   resume.build = options.build;
-  ACCORD_RETURN_IF_ERROR(log::add_file(directory.file("logs/controller.log")));
   ACCORD_RETURN_IF_ERROR(write_file_atomic(directory.file("recipe.yaml"), inputs->recipe_yaml));
   ACCORD_RETURN_IF_ERROR(write_file_atomic(directory.file("plan.json"), inputs->plan.to_json()));
 
