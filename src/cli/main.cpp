@@ -33,6 +33,12 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
+    if (const auto rest = app.remaining();
+        e.get_exit_code() != 0 && app.get_subcommands().empty() && !rest.empty()) {
+      std::fprintf(stderr, "accord: error: there is no command '%s'; accord --help lists them\n",
+                   rest[0].c_str());
+      return static_cast<int>(ExitCode::kUsage);
+    }
     const int code = app.exit(e);  // prints the help, the version or the error
     return code == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
   }

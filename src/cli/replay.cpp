@@ -238,7 +238,12 @@ void add_replay(CLI::App& app, Action& action) {
       ->add_option("--recipe", arguments->recipe,
                    "The recipe; its model.checkpoint is not used, the first argument is")
       ->required();
-  command->add_option("--set", arguments->overrides, "Override a key of the recipe: key=value");
+  command
+      ->add_option("--set", arguments->overrides,
+                   "Override one key: --set trainer.optimizer.lr=1e-5 (repeatable)")
+      ->take_all()
+      ->expected(1)
+      ->type_name("KEY=VALUE");
   command->callback([arguments, &action] { action = [arguments] { return replay(*arguments); }; });
 }
 

@@ -33,7 +33,9 @@ void add_controller(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("controller", "Train: the controller alone; its workers are started elsewhere");
   const auto options = add_recipe_options(*command);
-  command->add_option("--listen", options->listen, "Where workers and users reach it")
+  command
+      ->add_option("--listen", options->listen,
+                   "Where workers and users reach it: a loopback address (default: monitor.listen)")
       ->type_name("HOST:PORT");
   command->callback([options, &action] { action = [options] { return rpc::run_controller(*options); }; });
 }

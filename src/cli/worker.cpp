@@ -57,7 +57,8 @@ void add_worker(CLI::App& app, Action& action) {
   command->add_option("--controller", arguments->controller, "The controller's address")
       ->required()
       ->type_name("HOST:PORT");
-  command->add_option("--device", arguments->device, "cpu")->capture_default_str();
+  command->add_option("--device", arguments->device, "The only device of this build is cpu")
+      ->capture_default_str();
   command
       ->add_option("--register-timeout", arguments->register_seconds,
                    "How long to look for the controller, in seconds")
