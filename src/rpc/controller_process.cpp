@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <condition_variable>
 #include <csignal>
 #include <mutex>
 #include <random>
@@ -22,7 +23,9 @@ namespace {
 using namespace std::chrono_literals;
 using controller::Millis;
 
-constexpr auto kLeaveGrace = 10s;  // for workers to end after they were told to
+constexpr auto kLeaveGrace = 10s;   // for workers to end after they were told to
+constexpr auto kLossGrace = 2s;     // for the end of a worker's connection to show after a call to it broke
+constexpr auto kReapGrace = 500ms;  // for a lost child to become reapable: how it died belongs in the message
 
 std::string random_run_id() {
   std::random_device device;
@@ -40,15 +43,22 @@ class LossRecorder {
       first_ = name;
     }
     canceller_.cancel_all();
+    recorded_.notify_all();
   }
   std::string first() const {
     const std::lock_guard lock(mutex_);
     return first_;
   }
+  // Until there is a first loss.
+  void wait(std::chrono::milliseconds timeout) {
+    std::unique_lock lock(mutex_);
+    recorded_.wait_for(lock, timeout, [this] { return !first_.empty(); });
+  }
 
  private:
   Canceller& canceller_;
   mutable std::mutex mutex_;
+  std::condition_variable recorded_;
   std::string first_;
 };
 
@@ -216,9 +226,11 @@ Status run_controller(const ControllerOptions& options) {
     return controller::StepLoop(*inputs, pools, directory, state, resume).run();
   }();
 
+  if (exit_code(result) == ExitCode::kUnavailable) {
+    losses.wait(kLossGrace);
+  }
   if (const std::string lost = losses.first(); !result.ok() && !lost.empty()) {
-    std::this_thread::sleep_for(
-        500ms);  // for the child to become reapable: how it died belongs in the message
+    std::this_thread::sleep_for(kReapGrace);
     const Status how = processes.check();
     result = make_error(
         ExitCode::kWorkerLost,
