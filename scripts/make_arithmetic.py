@@ -39,8 +39,8 @@ def main():
     parser.add_argument("--second", type=int, default=20, help="second operands: 0 to this, exclusive")
     parser.add_argument("--holdout", type=int, default=200, help="held-out prompts")
     parser.add_argument("--demonstrations", type=int, default=10, help="supervised examples per training prompt")
-    parser.add_argument("--wrong", type=float, default=0.65,
-                        help="share of the supervised examples whose answer is off by one")
+    parser.add_argument("--wrong", type=float, default=0.7,
+                        help="share of the supervised examples whose answer is one too many")
     parser.add_argument("--shuffle-labels", action="store_true",
                         help="give the training prompts each other's labels (a control: nothing can be learned)")
     parser.add_argument("--seed", type=int, default=1)
@@ -62,9 +62,7 @@ def main():
     sft = []
     for a, b in train:
         for _ in range(args.demonstrations):
-            answer = a + b
-            if rng.random() < args.wrong:
-                answer += 1 if answer == 0 else rng.choice((-1, 1))
+            answer = a + b + (1 if rng.random() < args.wrong else 0)
             sft.append({"prompt": prompt(a, b), "response": f"Answer: {answer}"})
     rng.shuffle(sft)
     write(os.path.join(args.out, "sft.jsonl"), sft)

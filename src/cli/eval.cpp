@@ -47,7 +47,7 @@ StatusOr<std::vector<rollout::Request>> make_requests(const Arguments& arguments
   for (int64_t i = 0; i < count; ++i) {
     const Prompt& prompt = data.at(i);
     if (const Status status = scorer.check_label(prompt.label); !status.ok()) {
-      return annotate(status, fmt::format("{}: record {}", arguments.data.path, prompt.id));
+      return annotate(status, fmt::format("{}: record {}", arguments.data.path, prompt.id + 1));
     }
     requests.push_back({.prompt = prompt, .num_samples = arguments.samples, .sampling = local.sampling()});
   }
@@ -163,6 +163,7 @@ Status run_eval(const Arguments& arguments) {
 void add_eval(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("eval", "Score samples of a checkpoint on a data set");
   auto arguments = std::make_shared<Arguments>();
+  arguments->data.on_bad_line_key = arguments->data.on_long_prompt_key = "";  // no option skips records here
   arguments->engine.max_tokens = 1024;
   arguments->engine.temperature = 1.0F;
   std::vector<std::string> rewards;

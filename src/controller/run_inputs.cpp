@@ -37,6 +37,7 @@ Status load_evals(const text::ChatTemplate& chat, RunInputs& inputs) {
     options.prompt_key = eval.prompt_key;
     options.label_key = eval.label_key;
     options.max_prompt_tokens = inputs.recipe.rollout.max_prompt_tokens;
+    options.on_bad_line_key = options.on_long_prompt_key = "";  // a held-out set is used whole or not at all
     EvalInput input{eval, nullptr};
     ACCORD_ASSIGN_OR_RETURN(input.data, load_data(options, inputs, chat));
     inputs.evals.push_back(std::move(input));
@@ -51,7 +52,8 @@ Status load_sft(const text::ChatTemplate& chat, RunInputs& inputs) {
   options.prompt_key = sft.prompt_key;
   options.response_key = sft.response_key;
   options.max_tokens = inputs.config.max_position_embeddings;
-  ACCORD_ASSIGN_OR_RETURN(const text::SftDataset data, text::SftDataset::load(options, *inputs.tokenizer, chat));
+  ACCORD_ASSIGN_OR_RETURN(const text::SftDataset data,
+                          text::SftDataset::load(options, *inputs.tokenizer, chat));
   for (const text::SftExample& example : data.examples) {
     inputs.sft.push_back({example.tokens, example.prompt_length});
   }
@@ -123,6 +125,8 @@ StatusOr<std::unique_ptr<RunInputs>> load_run_inputs(const recipe::Recipe& recip
   train.prompt_key = recipe.data.train.prompt_key;
   train.label_key = recipe.data.train.label_key;
   train.max_prompt_tokens = recipe.rollout.max_prompt_tokens;
+  train.on_bad_line_key = "data.train.on_bad_line";
+  train.on_long_prompt_key = "data.train.on_long_prompt";
   train.on_bad_line = to_text(recipe.data.train.on_bad_line);
   train.on_long_prompt = to_text(recipe.data.train.on_long_prompt);
   ACCORD_ASSIGN_OR_RETURN(inputs->train, load_data(train, *inputs, chat));

@@ -45,6 +45,17 @@ void RunState::set_worker(const WorkerState& worker) {
   }
 }
 
+void RunState::update_worker(const std::string& name, const std::string& worker_state,
+                             uint64_t weight_version) {
+  const std::lock_guard lock(mutex_);
+  for (WorkerState& worker : state_.workers) {
+    if (worker.name == name) {
+      worker.state = worker_state;
+      worker.weight_version = weight_version;
+    }
+  }
+}
+
 void RunState::warn(const std::string& message) {
   log::warn("{}", message);
   const std::lock_guard lock(mutex_);

@@ -50,6 +50,7 @@ class RunState {
   void set_phase(const std::string& phase);
   void set_version(uint64_t version);
   void set_worker(const WorkerState& worker);  // by name
+  void update_worker(const std::string& name, const std::string& worker_state, uint64_t weight_version);
   void warn(const std::string& message);       // also logged; the newest 100 are kept
   void commit(const StepRecord& record);
   void finish();  // watchers end

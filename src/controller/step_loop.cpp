@@ -37,8 +37,7 @@ struct StepLoop::Impl {
   RunState& state;
   const LoopOptions options;
 
-  text::EpochSampler prompts_order{inputs.recipe.run.seed,
-                                    static_cast<uint64_t>(inputs.train->size())};
+  text::EpochSampler prompts_order{inputs.recipe.run.seed, static_cast<uint64_t>(inputs.train->size())};
   std::unique_ptr<telemetry::MetricsWriter> metrics_file;
   std::unique_ptr<telemetry::TensorBoardWriter> tensorboard;
   std::unique_ptr<weights::Ledger> ledger;
@@ -184,6 +183,12 @@ Status StepLoop::Impl::step(uint64_t step) {
   ACCORD_ASSIGN_OR_RETURN(const Metrics trained, pools.trainer[0]->train(train_job(step, samples)));
   metrics.insert(trained.begin(), trained.end());
   metrics["time/train"] = seconds_since(train_begin);
+  if (const double equal = metrics.at("mismatch/equal_fraction"); !(equal == 1.0)) {
+    state.warn(fmt::format(
+        "step {}: only {} of the sampled tokens have the same log-prob, bit for bit, in rollout and "
+        "trainer: the two do not run the same policy",
+        step, equal));
+  }
   ACCORD_RETURN_IF_ERROR(
       for_all(pools.rollout.size(), [&](size_t i) { return pools.rollout[i]->release(step); }));
 
@@ -265,6 +270,7 @@ Status StepLoop::Impl::sync(uint64_t new_version, Metrics& metrics) {
       return internal_error("{} serves version {} after the sync of version {}", pools.name(i),
                             report.version, new_version);
     }
+    state.update_worker(pools.name(i), "ready", report.version);
     if (i == 0) {
       bytes = report.bytes;
     }

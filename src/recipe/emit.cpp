@@ -279,7 +279,6 @@ void emit_deadlines_and_debug(const DeadlinesPart& deadlines, const DebugPart& d
   e.open("deadlines");
   e.whole("register", deadlines.register_);
   e.whole("rollout", deadlines.rollout);
-  e.whole("reward", deadlines.reward);
   e.whole("train", deadlines.train);
   e.whole("sync", deadlines.sync);
   e.whole("checkpoint", deadlines.checkpoint);

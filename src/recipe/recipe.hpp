@@ -227,7 +227,6 @@ struct SftPart {
 struct DeadlinesPart {
   int64_t register_ = 120;  // YAML: register
   int64_t rollout = 3600;
-  int64_t reward = 600;
   int64_t train = 3600;
   int64_t sync = 600;
   int64_t checkpoint = 600;

@@ -17,6 +17,9 @@ constexpr int64_t kMaxThreads = 4096;
 constexpr int64_t kMaxSeconds = 30 * 24 * 3600;
 constexpr RealRange kAnyPositive{0.0, kInfinity, true};
 constexpr RealRange kNotNegative{0.0, kInfinity};
+// Below it a division by the temperature may overflow for ordinary logits.
+constexpr RealRange kTemperature{1e-4, 1e4};
+constexpr RealRange kEvalTemperature{0.0, 1e4};
 constexpr RealRange kShare{0.0, 1.0};
 constexpr RealRange kPositiveShare{0.0, 1.0, true};
 
@@ -75,7 +78,7 @@ void read_eval_data(MapReader map, const RolloutPart& rollout, EvalData& eval) {
   eval.temperature = rollout.temperature;
   eval.top_p = rollout.top_p;
   eval.max_response_tokens = rollout.max_response_tokens;
-  map.real("temperature", eval.temperature, kNotNegative);
+  map.real("temperature", eval.temperature, kEvalTemperature);
   map.real("top_p", eval.top_p, kPositiveShare);
   map.integer("max_response_tokens", eval.max_response_tokens, 1, kMaxTokens);
   map.finish();
@@ -112,7 +115,7 @@ void read_rollout(MapReader map, RolloutPart& rollout) {
   map.integer("samples_per_prompt", rollout.samples_per_prompt, 1, 1'000'000);
   map.integer("max_prompt_tokens", rollout.max_prompt_tokens, 1, kMaxTokens);
   map.integer("max_response_tokens", rollout.max_response_tokens, 1, kMaxTokens);
-  map.real("temperature", rollout.temperature, kAnyPositive);
+  map.real("temperature", rollout.temperature, kTemperature);
   map.real("top_p", rollout.top_p, kPositiveShare);
   map.integer("top_k", rollout.top_k, -1, kMaxTokens);
   map.text_list("stop", rollout.stop);
@@ -325,7 +328,6 @@ void read_sft(MapReader map, SftPart& sft) {
 void read_deadlines(MapReader map, DeadlinesPart& deadlines) {
   map.integer("register", deadlines.register_, 1, kMaxSeconds);
   map.integer("rollout", deadlines.rollout, 1, kMaxSeconds);
-  map.integer("reward", deadlines.reward, 1, kMaxSeconds);
   map.integer("train", deadlines.train, 1, kMaxSeconds);
   map.integer("sync", deadlines.sync, 1, kMaxSeconds);
   map.integer("checkpoint", deadlines.checkpoint, 1, kMaxSeconds);

@@ -41,7 +41,10 @@ grpc::Status StatusService::Stop(grpc::ServerContext*, const v1::StopRequest* re
   const controller::RunSnapshot snapshot = state_.snapshot();
   log::info("stop requested: {}", request->reason());
   state_.request_stop(request->reason());
-  reply->set_step(std::min(snapshot.step + 1, snapshot.steps));
+  // Between steps there is no running one to wait for.
+  const bool between =
+      snapshot.phase == "checkpoint" || snapshot.phase == "done" || snapshot.phase == "failed";
+  reply->set_step(between ? snapshot.step : std::min(snapshot.step + 1, snapshot.steps));
   return grpc::Status::OK;
 }
 

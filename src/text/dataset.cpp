@@ -33,7 +33,7 @@ class DatasetBuilder {
     const std::string place = fmt::format("{}:{}", options_.path, line.number);
     StatusOr<Record> record = read(line.text);
     if (!record.ok()) {
-      return skipped_.decide(annotate(record.status(), place), options_.on_bad_line, "on_bad_line",
+      return skipped_.decide(annotate(record.status(), place), options_.on_bad_line, options_.on_bad_line_key,
                              data_.report_.bad_lines);
     }
     // Large files repeat few prompts many times: each distinct text is tokenized once.
@@ -44,14 +44,14 @@ class DatasetBuilder {
       StatusOr<std::vector<int32_t>> encoded = encode(record->text);
       if (!encoded.ok()) {
         first_with_text_.erase(known);
-        return skipped_.decide(annotate(encoded.status(), place), options_.on_bad_line, "on_bad_line",
+        return skipped_.decide(annotate(encoded.status(), place), options_.on_bad_line, options_.on_bad_line_key,
                                data_.report_.bad_lines);
       }
       tokens = *std::move(encoded);
       const Status fits = check_length(tokens);
       if (!fits.ok()) {
         first_with_text_.erase(known);
-        return skipped_.decide(annotate(fits, place), options_.on_long_prompt, "on_long_prompt",
+        return skipped_.decide(annotate(fits, place), options_.on_long_prompt, options_.on_long_prompt_key,
                                data_.report_.long_prompts);
       }
       data_.text_of_.push_back(static_cast<uint32_t>(data_.texts_.size()));

@@ -24,6 +24,9 @@ struct DatasetOptions {
   int64_t max_prompt_tokens = 0;  // 0: no limit
   OnBad on_bad_line = OnBad::kFail;
   OnBad on_long_prompt = OnBad::kFail;  // a prompt of more than max_prompt_tokens
+  // What the user sets to skip instead, for error messages; empty: nothing can be set.
+  std::string on_bad_line_key = "on_bad_line";
+  std::string on_long_prompt_key = "on_long_prompt";
 };
 
 struct DatasetReport {

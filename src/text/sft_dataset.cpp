@@ -69,7 +69,7 @@ StatusOr<SftDataset> SftDataset::parse(std::string_view content, const SftOption
     ++report.records;
     const std::string place = fmt::format("{}:{}", options.path, line.number);
     const auto bad = [&](const Status& error) {
-      return skipped.decide(annotate(error, place), options.on_bad_line, "on_bad_line", report.bad_lines);
+      return skipped.decide(annotate(error, place), options.on_bad_line, /*key=*/"", report.bad_lines);
     };
     const StatusOr<Record> record = read_record(line.text, options, chat);
     if (!record.ok()) {
@@ -83,7 +83,7 @@ StatusOr<SftDataset> SftDataset::parse(std::string_view content, const SftOption
     if (options.max_tokens > 0 && length > options.max_tokens) {
       return skipped.decide(
           data_error("{}: the record has {} tokens; the limit is {}", place, length, options.max_tokens),
-          options.on_long_record, "on_long_record", report.long_prompts);
+          options.on_long_record, /*key=*/"", report.long_prompts);
     }
     if (!seen.insert(digest_hex(digest_hex(record->prompt) + record->response)).second) {
       ++report.duplicates;

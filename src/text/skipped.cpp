@@ -11,7 +11,8 @@ constexpr size_t kMaxProblems = 5;
 
 Status SkippedLog::decide(const Status& error, OnBad policy, std::string_view key, int64_t& count) {
   if (policy == OnBad::kFail) {
-    return data_error("{} (correct the record, or set {}: skip)", message_of(error), key);
+    return key.empty() ? data_error("{} (correct the record)", message_of(error))
+                       : data_error("{} (correct the record, or set {}: skip)", message_of(error), key);
   }
   ++count;
   if (problems_.size() < kMaxProblems) {
