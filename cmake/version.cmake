@@ -1,13 +1,19 @@
 # The program, and the version it reports.
-execute_process(COMMAND git -C ${CMAKE_SOURCE_DIR} describe --always --dirty --abbrev=12
-  OUTPUT_VARIABLE ACCORD_COMMIT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-if(NOT ACCORD_COMMIT)
-  set(ACCORD_COMMIT unknown)
-endif()
 function(accord_program)
-  configure_file(${CMAKE_SOURCE_DIR}/cmake/version.hpp.in ${CMAKE_BINARY_DIR}/generated/accord_version.hpp)
+  set(header ${CMAKE_BINARY_DIR}/generated/accord_version.hpp)
+  set(build "${CMAKE_BUILD_TYPE}, CUDA ${ACCORD_CUDA}, sanitizers '${ACCORD_SANITIZE}', ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
+  add_custom_target(accord_version_header
+    COMMAND ${CMAKE_COMMAND} -DSOURCE_DIR=${CMAKE_SOURCE_DIR} -DOUTPUT=${header}
+      -DACCORD_VERSION=${PROJECT_VERSION} "-DACCORD_BUILD=${build}" -P ${CMAKE_SOURCE_DIR}/cmake/write_version.cmake
+    BYPRODUCTS ${header} VERBATIM)
+
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/cli/*.cpp)
   add_executable(accord ${sources})
+  add_dependencies(accord accord_version_header)
   target_include_directories(accord PRIVATE ${CMAKE_BINARY_DIR}/generated)
+  # A bundle (scripts/bundle) keeps its libraries in ../lib. As RPATH, not RUNPATH: libraries of libraries are
+  # found there too.
+  set_target_properties(accord PROPERTIES BUILD_RPATH "\$ORIGIN/../lib")
+  target_link_options(accord PRIVATE -Wl,--disable-new-dtags)
   target_link_libraries(accord PRIVATE accord_flags accord_rpc CLI11::CLI11 nlohmann_json::nlohmann_json)
 endfunction()
