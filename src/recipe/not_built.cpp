@@ -92,8 +92,9 @@ struct NotBuiltInLoop {
 };
 
 constexpr NotBuiltInLoop kNotBuiltInLoop[] = {
-    {"format", [](const PrecisionConfig& c) { return c.format == WeightFormat::kNVFP4; },
-     "nvfp4 in training runs", "mxfp8 or bf16"},
+    {"scope",
+     [](const PrecisionConfig& c) { return c.format == WeightFormat::kNVFP4 && c.scope == ScaleScope::kTensor; },
+     "one activation scale per batch, under which a token's result depends on its neighbours,", "token"},
     {"four_over_six", [](const PrecisionConfig& c) { return c.four_over_six != FourOverSix::kNone; },
      "four-over-six scaling in training runs", "none"},
     {"e5m2_gradients", [](const PrecisionConfig& c) { return c.e5m2_gradients; }, "E5M2 gradients", "false"},

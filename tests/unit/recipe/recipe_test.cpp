@@ -264,13 +264,15 @@ TEST_CASE("features that are not built yet are refused and located") {
         std::string::npos);
 }
 
-TEST_CASE("nvfp4 is refused only where an enabled matcher uses it") {
-  const std::string configs = "precision.configs={q: {format: nvfp4}}";
+TEST_CASE("what a config asks for is refused only where an enabled matcher uses it") {
+  CHECK(error_of(kMinimal, {"precision.configs={q: {format: nvfp4}}",
+                            "precision.matchers=[{name: m, pattern: x, config: q}]"}) == "");
+  const std::string configs = "precision.configs={q: {format: nvfp4, scope: tensor}}";
   CHECK(error_of(kMinimal, {configs}) == "");
   CHECK(error_of(kMinimal,
                  {configs, "precision.matchers=[{name: m, pattern: x, config: q, enabled: false}]"}) == "");
   CHECK(error_of(kMinimal, {configs, "precision.matchers=[{name: m, pattern: x, config: q}]"})
-            .find("precision.configs.q.format: nvfp4 in training runs is not built") != std::string::npos);
+            .find("precision.configs.q.scope: one activation scale per batch") != std::string::npos);
   const std::vector<std::string> overrides = {configs,
                                               "precision.matchers=[{name: m, pattern: x, config: q}]"};
   const StatusOr<Inspection> inspection = inspect_recipe(kMinimal, "r.yaml", overrides);
