@@ -122,13 +122,6 @@ class Rules {
       }
       nvfp4 = nvfp4 || (config != nullptr && matcher.enabled && config->format == WeightFormat::kNVFP4);
     }
-    for (const PrecisionConfig& config : precision.configs) {
-      const std::string path = "precision.configs." + config.name;
-      if (config.layout == ScaleLayout::k16x16 && config.scope == ScaleScope::kToken &&
-          config.format == WeightFormat::kNVFP4) {
-        fail(path + ".layout", "16x16 needs scope tensor (set scope: tensor, or layout: 1x16)");
-      }
-    }
     if (nvfp4 && precision.backward == BackwardMode::kQuantized) {
       fail("precision.backward",
            "quantized exists for mxfp8 only (use high_precision or dequantized with nvfp4)");
