@@ -9,6 +9,8 @@ void add_controller(CLI::App& app, Action& action);
 void add_worker(CLI::App& app, Action& action);
 void add_status(CLI::App& app, Action& action);
 void add_watch(CLI::App& app, Action& action);
+void add_drain(CLI::App& app, Action& action);
+void add_checkpoint(CLI::App& app, Action& action);
 void add_stop(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_init_model(CLI::App& app, Action& action);

@@ -19,6 +19,8 @@ int main(int argc, char** argv) {
   cli::add_worker(app, action);
   cli::add_status(app, action);
   cli::add_watch(app, action);
+  cli::add_drain(app, action);
+  cli::add_checkpoint(app, action);
   cli::add_stop(app, action);
   cli::add_plan(app, action);
   cli::add_init_model(app, action);

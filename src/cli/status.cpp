@@ -113,9 +113,15 @@ Status watch(const Arguments& arguments) {
   });
 }
 
-Status stop(const Arguments& arguments) {
-  ACCORD_ASSIGN_OR_RETURN(const uint64_t step, rpc::stop(arguments.address, arguments.reason));
+Status stop(const Arguments& arguments, bool drain) {
+  ACCORD_ASSIGN_OR_RETURN(const uint64_t step, rpc::stop(arguments.address, arguments.reason, drain));
   fmt::print("the run ends after step {}\n", step);
+  return absl::OkStatus();
+}
+
+Status checkpoint(const Arguments& arguments) {
+  ACCORD_ASSIGN_OR_RETURN(const uint64_t step, rpc::checkpoint(arguments.address));
+  fmt::print("a checkpoint is written after step {}\n", step);
   return absl::OkStatus();
 }
 
@@ -143,11 +149,26 @@ void add_watch(CLI::App& app, Action& action) {
   command->callback([arguments, &action] { action = [arguments] { return watch(*arguments); }; });
 }
 
+void add_drain(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("drain", "As stop, but the controller exits 75: start it again");
+  const auto arguments = add_address(*command);
+  command->add_option("--reason", arguments->reason, "Kept in the run's log");
+  command->callback(
+      [arguments, &action] { action = [arguments] { return stop(*arguments, /*drain=*/true); }; });
+}
+
+void add_checkpoint(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("checkpoint", "Write a checkpoint after the current step");
+  const auto arguments = add_address(*command);
+  command->callback([arguments, &action] { action = [arguments] { return checkpoint(*arguments); }; });
+}
+
 void add_stop(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("stop", "End a run after its current step, with a checkpoint");
   const auto arguments = add_address(*command);
   command->add_option("--reason", arguments->reason, "Kept in the run's log");
-  command->callback([arguments, &action] { action = [arguments] { return stop(*arguments); }; });
+  command->callback(
+      [arguments, &action] { action = [arguments] { return stop(*arguments, /*drain=*/false); }; });
 }
 
 }  // namespace accord::cli

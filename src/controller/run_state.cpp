@@ -1,6 +1,7 @@
 #include "controller/run_state.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/log.hpp"
 
@@ -94,16 +95,33 @@ std::vector<StepRecord> RunState::wait_records(size_t seen, std::chrono::millise
   return {records_.begin() + static_cast<std::ptrdiff_t>(seen), records_.end()};
 }
 
-void RunState::request_stop(const std::string& reason) {
+void RunState::request_stop(const StopRequest& request) {
   const std::lock_guard lock(mutex_);
-  if (!stop_reason_) {
-    stop_reason_ = reason;
+  if (!stop_) {
+    stop_ = request;
   }
 }
 
-std::optional<std::string> RunState::stop_requested() const {
+std::optional<StopRequest> RunState::stop_requested() const {
   const std::lock_guard lock(mutex_);
-  return stop_reason_;
+  return stop_;
+}
+
+void RunState::request_checkpoint() {
+  const std::lock_guard lock(mutex_);
+  checkpoint_requested_ = true;
+}
+
+bool RunState::take_checkpoint_request() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(checkpoint_requested_, false);
+}
+
+uint64_t RunState::effective_step() const {
+  const std::lock_guard lock(mutex_);
+  // Between steps there is no running one to wait for.
+  const bool between = state_.phase == "checkpoint" || state_.phase == "done" || state_.phase == "failed";
+  return between ? state_.step : std::min(state_.step + 1, state_.steps);
 }
 
 }  // namespace accord::controller

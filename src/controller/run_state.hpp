@@ -41,6 +41,11 @@ struct RunSnapshot {
   std::optional<StepRecord> last;
 };
 
+struct StopRequest {
+  std::string reason;
+  bool drain = false;  // the process exits with kDrained: whoever started it should start it again
+};
+
 class RunState {
  public:
   RunSnapshot snapshot() const;
@@ -51,7 +56,7 @@ class RunState {
   void set_version(uint64_t version);
   void set_worker(const WorkerState& worker);  // by name
   void update_worker(const std::string& name, const std::string& worker_state, uint64_t weight_version);
-  void warn(const std::string& message);       // also logged; the newest 100 are kept
+  void warn(const std::string& message);  // also logged; the newest 100 are kept
   void commit(const StepRecord& record);
   void finish();  // watchers end
 
@@ -61,9 +66,16 @@ class RunState {
   // What the controller waits for right now.
   WaitList& waits() { return waits_; }
 
-  // Asks the loop to end after the running step.
-  void request_stop(const std::string& reason);
-  std::optional<std::string> stop_requested() const;
+  // Asks the loop to end after the running step. The first request counts.
+  void request_stop(const StopRequest& request);
+  std::optional<StopRequest> stop_requested() const;
+
+  // Asks the loop for a checkpoint after the running step; taking the request forgets it.
+  void request_checkpoint();
+  bool take_checkpoint_request();
+
+  // The step after which a request made now takes effect.
+  uint64_t effective_step() const;
 
  private:
   mutable std::mutex mutex_;
@@ -71,7 +83,8 @@ class RunState {
   WaitList waits_;
   RunSnapshot state_;
   std::vector<StepRecord> records_;
-  std::optional<std::string> stop_reason_;
+  std::optional<StopRequest> stop_;
+  bool checkpoint_requested_ = false;
   bool finished_ = false;
 };
 

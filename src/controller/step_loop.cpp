@@ -80,17 +80,23 @@ Status StepLoop::Impl::run() {
     progress.update(static_cast<int64_t>(done), fmt::format("reward {:.3f}", m.at("rollout/reward_mean")));
     const bool due =
         recipe.checkpoint.every > 0 && done % static_cast<uint64_t>(recipe.checkpoint.every) == 0;
-    if (due || done == last || state.stop_requested()) {
+    if (state.take_checkpoint_request() || due || done == last || state.stop_requested()) {
       state.set_phase("checkpoint");
       ACCORD_RETURN_IF_ERROR(save_checkpoint(inputs, pools, directory, done, version));
       saved = done;
     }
   }
-  if (const auto reason = state.stop_requested()) {
-    if (saved != done) {  // the stop came after the last look at it
+  if (const auto request = state.stop_requested(); request && done < last) {
+    if (saved != done) {  // the request came after the last look at it
+      state.set_phase("checkpoint");
       ACCORD_RETURN_IF_ERROR(save_checkpoint(inputs, pools, directory, done, version));
     }
-    log::info("stopped after step {} of {} as asked: {}; continue with --resume", done, last, *reason);
+    const std::string message =
+        fmt::format("after step {} of {} as asked ({}); continue with --resume", done, last, request->reason);
+    if (request->drain) {
+      return make_error(ExitCode::kDrained, "drained " + message);
+    }
+    log::info("stopped {}", message);
   }
   state.set_phase("done");
   return absl::OkStatus();

@@ -122,7 +122,8 @@ class StopOnSignal {
         std::_Exit(128 + signal);
       }
       log::warn("signal {}: ending after the current step (once more ends at once)", signal);
-      state_.request_stop(fmt::format("signal {}", signal));
+      // SIGTERM comes from schedulers that want the machine back and will start the run again.
+      state_.request_stop({fmt::format("signal {}", signal), signal == SIGTERM});
     }
   }
 

@@ -66,15 +66,26 @@ Status watch(const std::string& address, const std::function<void(const controll
   return from_grpc(reader->Finish(), "watching the controller at " + address);
 }
 
-StatusOr<uint64_t> stop(const std::string& address, const std::string& reason) {
+StatusOr<uint64_t> stop(const std::string& address, const std::string& reason, bool drain) {
   const auto stub = v1::Status::NewStub(make_channel(address));
   grpc::ClientContext context;
   set_deadline(context);
   v1::StopRequest request;
   request.set_reason(reason);
+  request.set_drain(drain);
   v1::StopReply reply;
   ACCORD_RETURN_IF_ERROR(
       from_grpc(stub->Stop(&context, request, &reply), "asking the controller at " + address + " to stop"));
+  return reply.step();
+}
+
+StatusOr<uint64_t> checkpoint(const std::string& address) {
+  const auto stub = v1::Status::NewStub(make_channel(address));
+  grpc::ClientContext context;
+  set_deadline(context);
+  v1::CheckpointReply reply;
+  ACCORD_RETURN_IF_ERROR(from_grpc(stub->Checkpoint(&context, {}, &reply),
+                                   "asking the controller at " + address + " for a checkpoint"));
   return reply.step();
 }
 

@@ -24,7 +24,10 @@ struct StatusInfo {
 StatusOr<StatusInfo> get_status(const std::string& address);
 // Every step of the run so far and to come; returns when the run ends.
 Status watch(const std::string& address, const std::function<void(const controller::StepRecord&)>& on_step);
-// Ends the run after its current step, with a checkpoint. Returns that step.
-StatusOr<uint64_t> stop(const std::string& address, const std::string& reason);
+// Ends the run after its current step, with a checkpoint. Returns that step. With `drain` the controller
+// exits with kDrained.
+StatusOr<uint64_t> stop(const std::string& address, const std::string& reason, bool drain);
+// Asks for a checkpoint after the current step. Returns that step.
+StatusOr<uint64_t> checkpoint(const std::string& address);
 
 }  // namespace accord::rpc

@@ -38,13 +38,17 @@ grpc::Status StatusService::Watch(grpc::ServerContext* context, const v1::WatchR
 }
 
 grpc::Status StatusService::Stop(grpc::ServerContext*, const v1::StopRequest* request, v1::StopReply* reply) {
-  const controller::RunSnapshot snapshot = state_.snapshot();
-  log::info("stop requested: {}", request->reason());
-  state_.request_stop(request->reason());
-  // Between steps there is no running one to wait for.
-  const bool between =
-      snapshot.phase == "checkpoint" || snapshot.phase == "done" || snapshot.phase == "failed";
-  reply->set_step(between ? snapshot.step : std::min(snapshot.step + 1, snapshot.steps));
+  log::info("{} requested: {}", request->drain() ? "drain" : "stop", request->reason());
+  reply->set_step(state_.effective_step());
+  state_.request_stop({request->reason(), request->drain()});
+  return grpc::Status::OK;
+}
+
+grpc::Status StatusService::Checkpoint(grpc::ServerContext*, const v1::CheckpointRequest*,
+                                       v1::CheckpointReply* reply) {
+  log::info("checkpoint requested");
+  reply->set_step(state_.effective_step());
+  state_.request_checkpoint();
   return grpc::Status::OK;
 }
 

@@ -15,6 +15,8 @@ class StatusService final : public v1::Status::Service {
                      grpc::ServerWriter<v1::StepMetrics>* writer) override;
   grpc::Status Stop(grpc::ServerContext* context, const v1::StopRequest* request,
                     v1::StopReply* reply) override;
+  grpc::Status Checkpoint(grpc::ServerContext* context, const v1::CheckpointRequest* request,
+                          v1::CheckpointReply* reply) override;
 
  private:
   controller::RunState& state_;
