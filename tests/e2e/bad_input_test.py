@@ -1,0 +1,116 @@
+"""Bad input is refused before anything starts: one clear error, its exit code, and nothing changed."""
+import json
+import os
+import shutil
+
+import harness
+from harness import BAD_DATA, BAD_RECIPE, IO, USAGE, require, require_equal, require_parts
+
+
+def refused(t, recipe, code, parts):
+    """`accord run recipe` ends with `code` and exactly one error, which has `parts`."""
+    before = harness.hashes(t.inputs, t.dir)
+    result = t.accord("run", recipe, expect=code)
+    error = result.error()
+    require_parts(error, parts, "the error")
+    require_equal(result.out, "", "standard output")
+    require(not os.path.exists(t.path("run")), "a run directory was made")
+    require_equal(harness.hashes(t.inputs, t.dir), before, "files")
+    require(not harness.processes_with(t.dir), "processes")
+    t.note(f"{code}: {error.strip()}".replace(t.dir, "DIR").replace(t.inputs, "INPUTS"))
+
+
+def own_model(t):
+    path = t.path("model")
+    shutil.copytree(t.input("model"), path)
+    return path
+
+
+def case_recipe(t):
+    path = t.recipe("run")
+    good = harness.read(path)
+    harness.write(path, "run: {name: run, dir: run\nmodel: [1, 2\n")
+    refused(t, path, BAD_RECIPE, [f"{path}:2:"])
+    harness.write(path, good.replace('"workers": 2', '"wokers": 2'))
+    line = next(i for i, text in enumerate(good.splitlines(), 1) if '"workers": 2' in text)
+    refused(t, path, BAD_RECIPE, [f"{path}:{line}:3: ", "wokers"])
+    harness.write(path, good.replace('"workers": 2', '"workers": "two"'))
+    refused(t, path, BAD_RECIPE, [f"{path}:{line}:", "rollout.workers"])
+    harness.write(path, good.replace('"workers": 2', '"workers": 2, "workers": 3'))
+    refused(t, path, BAD_RECIPE, [f"{path}:{line}:", "workers"])
+    # A feature that is not there is refused, never ignored.
+    path = t.recipe("run", {"restart": "workers"})
+    refused(t, path, BAD_RECIPE, [f"{path}:", "restart"])
+    path = t.recipe("run", {"precision": {"matchers": [{"name": "a", "pattern": "*", "config": "nowhere"}]}})
+    refused(t, path, BAD_RECIPE, [f"{path}:", "nowhere"])
+    os.remove(path)
+    refused(t, path, IO, [path])
+
+
+def case_data(t):
+    path = t.path("train.jsonl")
+    recipe = t.recipe("run", {"data.train": {"path": path}})
+    refused(t, recipe, IO, [path, "No such file"])
+    good = harness.read(t.input("data/train.jsonl")).splitlines()
+    bad_lines = {
+        "not JSON": (good[2][:-5], "JSON"),
+        "no prompt": ('{"label": "3"}', "prompt"),
+        "no label": ('{"prompt": "1 + 1 = ?"}', "label"),
+        "a prompt that is too long": (json.dumps({"prompt": "1" * 500, "label": "3"}), "64"),
+    }
+    for bad, part in bad_lines.values():
+        harness.write(path, "\n".join(good[:2] + [bad] + good[3:]) + "\n")
+        refused(t, recipe, BAD_DATA, [f"{path}:3", part])
+    harness.write(path, "")
+    refused(t, recipe, BAD_DATA, [path, "no records"])
+    os.remove(path)
+    os.mkdir(path)
+    refused(t, recipe, IO, [path])
+
+
+def case_labels_that_nothing_matches(t):
+    path = harness.write(t.path("train.jsonl"), json.dumps({"prompt": "1 + 1 = ?", "label": "two"}) + "\n")
+    refused(t, t.recipe("run", {"data.train": {"path": path}, "reward.type": "math_dapo_integer"}), BAD_DATA,
+            [path, "record 1"])
+
+
+def case_weights(t):
+    model = own_model(t)
+    recipe = t.recipe("run", {"model.checkpoint": model})
+    path = model + "/model.safetensors"
+    good = harness.read(path, "rb")
+    harness.write(path, good[:-1000])
+    refused(t, recipe, BAD_DATA, [path])
+    harness.write(path, good[:100])
+    refused(t, recipe, BAD_DATA, [path])
+    # A header that promises the right names with another shape.
+    swapped = good.replace(b'"shape":[320,64]', b'"shape":[64,320]', 1)
+    require(swapped != good, "no tensor of this shape in the file")
+    harness.write(path, swapped)
+    refused(t, recipe, BAD_DATA, [model, "[64, 320], expected [320, 64]"])
+    os.remove(path)
+    refused(t, recipe, IO, [model])
+    shutil.rmtree(model)
+    refused(t, recipe, IO, [model])
+
+
+def case_model_files(t):
+    model = own_model(t)
+    recipe = t.recipe("run", {"model.checkpoint": model})
+    for name, content, code in (("tokenizer.json", '{"version": "1.0", "model": {"type": "BPE"', BAD_DATA),
+                                ("tokenizer.json", '{"version": "1.0", "model": {"type": "Unknown"}}', BAD_DATA),
+                                ("config.json", '{"model_type": "qwen3_moe"', BAD_DATA),
+                                ("config.json", '{"model_type": "no_such_model"}', BAD_DATA)):
+        path = f"{model}/{name}"
+        good = harness.read(path)
+        harness.write(path, content)
+        refused(t, recipe, code, [path])
+        harness.write(path, good)
+
+
+def case_addresses(t):
+    refused(t, t.recipe("run", {"monitor": {"listen": "0.0.0.0:0"}}), USAGE, ["0.0.0.0:0", "loopback"])
+
+
+if __name__ == "__main__":
+    harness.main(globals())
