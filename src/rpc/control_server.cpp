@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 
+#include <cstdlib>
 #include <mutex>
 
 #include "rpc/control_service.hpp"
@@ -16,6 +17,8 @@ namespace {
 void enable_plugins_once() {
   static std::once_flag once;
   std::call_once(once, [] {
+    // What fails is reported here, in words; the library would print its own lines to stderr as well.
+    setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   });
