@@ -5,13 +5,13 @@
 #include <string>
 #include <vector>
 
+#include "base/strict_json.hpp"
 #include "cli/commands.hpp"
 #include "cli/local_engine.hpp"
 #include "cli/text_io.hpp"
 #include "reward/reward.hpp"
 #include "telemetry/progress.hpp"
 #include "text/dataset.hpp"
-#include "text/json.hpp"
 
 namespace accord::cli {
 namespace {
@@ -54,15 +54,15 @@ StatusOr<std::vector<rollout::Request>> make_requests(const Arguments& arguments
   return requests;
 }
 
-text::Json sample_record(const Sample& sample, const Prompt& prompt, const std::string& response,
-                         const reward::Score& score) {
-  text::Json record;
+Json sample_record(const Sample& sample, const Prompt& prompt, const std::string& response,
+                   const reward::Score& score) {
+  Json record;
   record["prompt_id"] = prompt.id;
   record["sample"] = sample.key.sample_index;
   record["response"] = response;
   record["label"] = prompt.label;
   record["score"] = score.score;
-  record["pred"] = score.pred ? text::Json(*score.pred) : text::Json(nullptr);
+  record["pred"] = score.pred ? Json(*score.pred) : Json(nullptr);
   record["tokens"] = sample.response_length();
   record["finish"] = sample.finish == FinishReason::kStop ? "stop" : "length";
   return record;
@@ -115,9 +115,9 @@ StatusOr<Result> evaluate(const Arguments& arguments, LocalEngine& local,
   return result;
 }
 
-text::Json summary_of(const Result& result, int32_t samples_per_prompt) {
+Json summary_of(const Result& result, int32_t samples_per_prompt) {
   const auto samples = static_cast<double>(result.samples);
-  text::Json json;
+  Json json;
   json["prompts"] = result.prompts;
   json["samples_per_prompt"] = samples_per_prompt;
   json["pass@1"] = static_cast<double>(result.passed) / samples;
@@ -146,7 +146,7 @@ Status run_eval(const Arguments& arguments) {
   if (!arguments.output.empty()) {
     ACCORD_RETURN_IF_ERROR(write_output(arguments.output, lines));
   }
-  const text::Json summary = summary_of(result, arguments.samples);
+  const Json summary = summary_of(result, arguments.samples);
   if (arguments.json) {
     return write_output("-", summary.dump() + "\n");
   }

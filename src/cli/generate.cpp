@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "base/strict_json.hpp"
 #include "cli/commands.hpp"
 #include "cli/local_engine.hpp"
 #include "cli/text_io.hpp"
-#include "text/json.hpp"
 
 namespace accord::cli {
 namespace {
@@ -27,7 +27,7 @@ struct Arguments {
 
 StatusOr<std::vector<int32_t>> read_ids(const std::string& path) {
   ACCORD_ASSIGN_OR_RETURN(const std::string content, read_input(path));
-  const StatusOr<text::Json> parsed = text::parse_json(content);
+  const StatusOr<Json> parsed = parse_json(content);
   if (!parsed.ok()) {
     return annotate(parsed.status(), input_name(path));
   }
@@ -35,7 +35,7 @@ StatusOr<std::vector<int32_t>> read_ids(const std::string& path) {
     return data_error("{}: must be a JSON list of at least one token id", input_name(path));
   }
   std::vector<int32_t> ids;
-  for (const text::Json& value : *parsed) {
+  for (const Json& value : *parsed) {
     if (!value.is_number_integer() || value < 0 || value > std::numeric_limits<int32_t>::max()) {
       return data_error("{}: item {} is {}: a token id is an integer of at least 0", input_name(path),
                         ids.size(), value.dump());
@@ -99,10 +99,10 @@ class Stream {
 
 std::string to_json(const Sample& sample, const LocalEngine& local, double speed, double prefill) {
   const std::vector<int32_t> ids(sample.tokens.begin() + sample.prompt_length, sample.tokens.end());
-  text::Json json;
+  Json json;
   json["ids"] = ids;
   json["logprobs"] = sample.logprobs;
-  json["text"] = local.tokenizer() != nullptr ? text::Json(local.decode(ids)) : text::Json(nullptr);
+  json["text"] = local.tokenizer() != nullptr ? Json(local.decode(ids)) : Json(nullptr);
   json["finish"] = sample.finish == FinishReason::kStop ? "stop" : "length";
   json["prompt_tokens"] = sample.prompt_length;
   json["seconds_to_first_token"] = prefill;

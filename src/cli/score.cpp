@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "base/log.hpp"
+#include "base/strict_json.hpp"
 #include "cli/commands.hpp"
 #include "cli/text_io.hpp"
 #include "reward/reward.hpp"
-#include "text/json.hpp"
 #include "text/records.hpp"
 
 namespace accord::cli {
@@ -20,10 +20,10 @@ struct Arguments {
   std::string output;
 };
 
-StatusOr<text::Json> score_record(std::string_view line, const reward::Scorer& scorer) {
-  ACCORD_ASSIGN_OR_RETURN(text::Json record, text::parse_json(line));
+StatusOr<Json> score_record(std::string_view line, const reward::Scorer& scorer) {
+  ACCORD_ASSIGN_OR_RETURN(Json record, parse_json(line));
   if (!record.is_object()) {
-    return data_error("a line must hold an object, not {}", text::kind_of(record));
+    return data_error("a line must hold an object, not {}", kind_of(record));
   }
   const auto response = record.find("response");
   if (response == record.end() || !response->is_string()) {
@@ -33,7 +33,7 @@ StatusOr<text::Json> score_record(std::string_view line, const reward::Scorer& s
   ACCORD_RETURN_IF_ERROR(scorer.check_label(label));
   reward::Score score = scorer.score(response->get_ref<const std::string&>(), label);
   record["score"] = score.score;
-  record["pred"] = score.pred ? text::Json(std::move(*score.pred)) : text::Json(nullptr);
+  record["pred"] = score.pred ? Json(std::move(*score.pred)) : Json(nullptr);
   return record;
 }
 
@@ -45,12 +45,12 @@ Status score_file(const Arguments& arguments) {
   int64_t count = 0;
   double sum = 0.0;
   ACCORD_RETURN_IF_ERROR(text::for_each_line(input, [&](const text::Line& line) -> Status {
-    const StatusOr<text::Json> scored = score_record(line.text, *scorer);
+    const StatusOr<Json> scored = score_record(line.text, *scorer);
     if (!scored.ok()) {
       return annotate(scored.status(), fmt::format("{}:{}", input_name(arguments.input), line.number));
     }
     // A response may end within a character; its broken bytes become U+FFFD in the output.
-    output += scored->dump(-1, ' ', false, text::Json::error_handler_t::replace) + "\n";
+    output += scored->dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
     sum += scored->at("score").get<double>();
     ++count;
     return absl::OkStatus();

@@ -1,23 +1,17 @@
 // accord tokenize: token ids of texts and chats, and back.
-#include <cstdio>
-#include <fstream>
-#include <iostream>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "base/files.hpp"
+#include "base/strict_json.hpp"
 #include "cli/commands.hpp"
+#include "cli/text_io.hpp"
 #include "text/chat_template.hpp"
-#include "text/json.hpp"
 #include "text/records.hpp"
 #include "text/tokenizer.hpp"
 
 namespace accord::cli {
 namespace {
-
-constexpr int64_t kMaxInputBytes = int64_t{16} << 30;
 
 struct Arguments {
   std::string dir;
@@ -29,36 +23,15 @@ struct Arguments {
   bool no_generation_prompt = false;
 };
 
-StatusOr<std::string> read_input(const std::string& path) {
-  if (path != "-") {
-    return read_file(path, kMaxInputBytes);
-  }
-  std::string text((std::istreambuf_iterator<char>(std::cin)), std::istreambuf_iterator<char>());
-  if (std::cin.bad()) {
-    return io_error("cannot read standard input");
-  }
-  return text;
-}
-
-Status write_output(const std::string& path, const std::string& text) {
-  if (path != "-") {
-    return write_file_atomic(path, text);
-  }
-  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
-    return io_error("cannot write to standard output");
-  }
-  return absl::OkStatus();
-}
-
 class Converter {
  public:
   Converter(const Arguments& arguments, const text::Tokenizer& tokenizer, text::ChatTemplate chat)
       : arguments_(arguments), tokenizer_(tokenizer), chat_(chat) {}
 
   StatusOr<std::string> convert(std::string_view line) const {
-    ACCORD_ASSIGN_OR_RETURN(text::Json record, text::parse_json(line));
+    ACCORD_ASSIGN_OR_RETURN(Json record, parse_json(line));
     if (!record.is_object()) {
-      return data_error("a line must hold an object, not {}", text::kind_of(record));
+      return data_error("a line must hold an object, not {}", kind_of(record));
     }
     if (arguments_.decode) {
       ACCORD_ASSIGN_OR_RETURN(record["text"], decode(record));
@@ -69,7 +42,7 @@ class Converter {
   }
 
  private:
-  StatusOr<text::Json> encode(const text::Json& record) const {
+  StatusOr<Json> encode(const Json& record) const {
     const bool has_text = record.contains("text");
     if (has_text == record.contains("messages")) {
       return data_error("a line must have either 'text' or 'messages'");
@@ -77,7 +50,7 @@ class Converter {
     std::string rendered;
     if (has_text) {
       if (!record.at("text").is_string()) {
-        return data_error("'text' must be a string, not {}", text::kind_of(record.at("text")));
+        return data_error("'text' must be a string, not {}", kind_of(record.at("text")));
       }
       rendered = record.at("text").get<std::string>();
     } else {
@@ -88,23 +61,23 @@ class Converter {
       ACCORD_ASSIGN_OR_RETURN(rendered, chat_.render(*messages, !arguments_.no_generation_prompt));
     }
     ACCORD_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, tokenizer_.encode(rendered));
-    return text::Json(ids);
+    return Json(ids);
   }
 
-  StatusOr<text::Json> decode(const text::Json& record) const {
+  StatusOr<Json> decode(const Json& record) const {
     const auto found = record.find("ids");
     if (found == record.end() || !found->is_array()) {
       return data_error("a line must have a list 'ids'");
     }
     std::vector<int32_t> ids;
-    for (const text::Json& value : *found) {
+    for (const Json& value : *found) {
       const int64_t id = value.is_number_integer() ? value.get<int64_t>() : -1;
       if (id < 0 || id >= tokenizer_.vocab_size() || !tokenizer_.has_id(static_cast<int32_t>(id))) {
         return data_error("{} is not a token id of this tokenizer", value.dump());
       }
       ids.push_back(static_cast<int32_t>(id));
     }
-    return text::Json(tokenizer_.decode(ids, arguments_.skip_special));
+    return Json(tokenizer_.decode(ids, arguments_.skip_special));
   }
 
   const Arguments& arguments_;

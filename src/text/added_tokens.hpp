@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/status.hpp"
+#include "base/strict_json.hpp"
 #include "text/bpe.hpp"
-#include "text/json.hpp"
 #include "text/regex.hpp"
 
 namespace accord::text {

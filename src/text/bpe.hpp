@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/status.hpp"
-#include "text/json.hpp"
+#include "base/strict_json.hpp"
 
 namespace accord::text {
 

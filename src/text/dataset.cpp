@@ -44,8 +44,8 @@ class DatasetBuilder {
       StatusOr<std::vector<int32_t>> encoded = encode(record->text);
       if (!encoded.ok()) {
         first_with_text_.erase(known);
-        return skipped_.decide(annotate(encoded.status(), place), options_.on_bad_line, options_.on_bad_line_key,
-                               data_.report_.bad_lines);
+        return skipped_.decide(annotate(encoded.status(), place), options_.on_bad_line,
+                               options_.on_bad_line_key, data_.report_.bad_lines);
       }
       tokens = *std::move(encoded);
       const Status fits = check_length(tokens);

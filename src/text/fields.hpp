@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "base/status.hpp"
-#include "text/json.hpp"
+#include "base/strict_json.hpp"
 
 namespace accord::text {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/status.hpp"
-#include "text/json.hpp"
+#include "base/strict_json.hpp"
 #include "text/regex.hpp"
 
 namespace accord::text {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/status.hpp"
+#include "base/strict_json.hpp"
 #include "text/chat_template.hpp"
-#include "text/json.hpp"
 
 namespace accord::text {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/status.hpp"
-#include "text/json.hpp"
+#include "base/strict_json.hpp"
 #include "text/tokenizer.hpp"
 
 namespace accord::text {

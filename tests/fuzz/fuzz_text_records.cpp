@@ -9,7 +9,7 @@
 #include "base/log.hpp"
 #include "text/byte_level.hpp"
 #include "text/dataset.hpp"
-#include "text/json.hpp"
+#include "base/strict_json.hpp"
 #include "text/sft_dataset.hpp"
 #include "text/utf8.hpp"
 

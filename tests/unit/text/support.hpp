@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "text/json.hpp"
+#include "base/strict_json.hpp"
 #include "text/tokenizer.hpp"
 
 namespace accord::text::testing {

@@ -1,16 +1,17 @@
-#include "text/json.hpp"
+#include "base/strict_json.hpp"
 
 #include <string>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
-namespace accord::text {
+namespace accord {
 namespace {
 
 constexpr size_t kMaxDepth = 64;
 constexpr size_t kMaxQuoted = 80;
 
+// Builds the value and refuses what a plain parse would accept in silence.
 class StrictSax : public nlohmann::json_sax<Json> {
  public:
   bool null() override { return add(nullptr); }
@@ -33,7 +34,8 @@ class StrictSax : public nlohmann::json_sax<Json> {
   }
   bool key(string_t& name) override {
     if (!keys_.back().insert(name).second) {
-      return fail(fmt::format("the key '{}' appears twice in one object", name.substr(0, kMaxQuoted)));
+      return fail(
+          fmt::format("the key '{}' appears twice in one object; remove one of them", printable(name)));
     }
     key_ = std::move(name);
     return true;
@@ -131,4 +133,14 @@ std::string_view kind_of(const Json& value) {
   }
 }
 
-}  // namespace accord::text
+std::string printable(std::string_view name) {
+  constexpr size_t kLongest = 120;
+  std::string text;
+  for (const char c : name.substr(0, kLongest)) {
+    const auto byte = static_cast<unsigned char>(c);
+    text += byte < 0x20 || byte == 0x7f ? fmt::format("\\x{:02x}", byte) : std::string(1, c);
+  }
+  return name.size() > kLongest ? text + "..." : text;
+}
+
+}  // namespace accord
