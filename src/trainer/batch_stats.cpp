@@ -3,16 +3,22 @@
 #include <bit>
 #include <cmath>
 
+#include "trainer/objective.hpp"
+
 namespace accord::trainer {
 
-Metrics token_metrics(std::span<const TokenRecord> tokens, bool has_reference) {
-  double clipped = 0.0, dual = 0.0, entropy = 0.0, kl = 0.0;
+Metrics token_metrics(std::span<const TokenRecord> tokens, bool has_reference, bool corrected) {
+  double clipped = 0.0, dual = 0.0, entropy = 0.0, kl = 0.0, ppo_kl = 0.0;
+  double importance = 0.0, importance_clipped = 0.0;
   double abs_sum = 0.0, abs_max = 0.0, k1 = 0.0, k3 = 0.0, equal = 0.0, weights = 0.0, squares = 0.0;
   for (const TokenRecord& t : tokens) {
     clipped += t.clipped ? 1.0 : 0.0;
     dual += t.dual_clipped ? 1.0 : 0.0;
     entropy += t.entropy;
     kl += t.kl;
+    ppo_kl -= static_cast<double>(t.logprob) - static_cast<double>(t.old_logprob);
+    importance += t.importance;
+    importance_clipped += t.importance >= kMaxImportance ? 1.0 : 0.0;
     const double d = static_cast<double>(t.logprob) - static_cast<double>(t.rollout_logprob);
     const double w = std::exp(d);
     abs_sum += std::abs(d);
@@ -28,8 +34,12 @@ Metrics token_metrics(std::span<const TokenRecord> tokens, bool has_reference) {
   metrics["train/clip_fraction"] = clipped / n;
   metrics["train/clip_fraction_dual"] = dual / n;
   metrics["train/entropy"] = entropy / n;
-  metrics["train/ppo_kl"] = k1 / n;
+  metrics["train/ppo_kl"] = ppo_kl / n;
   if (has_reference) metrics["train/ref_kl"] = kl / n;
+  if (corrected) {
+    metrics["train/importance_mean"] = importance / n;
+    metrics["train/importance_clip_fraction"] = importance_clipped / n;
+  }
   metrics["mismatch/logprob_abs_diff_mean"] = abs_sum / n;
   metrics["mismatch/logprob_abs_diff_max"] = abs_max;
   metrics["mismatch/kl_k1"] = k1 / n;

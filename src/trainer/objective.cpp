@@ -45,6 +45,26 @@ void group_advantages(recipe::AdvantageKind kind, std::span<const double> reward
   }
 }
 
+std::vector<size_t> samples_that_vary(std::span<const double> rewards, int64_t group_size) {
+  const size_t size = static_cast<size_t>(group_size);
+  std::vector<size_t> kept;
+  for (size_t begin = 0; begin + size <= rewards.size(); begin += size) {
+    const auto group = rewards.subspan(begin, size);
+    if (std::all_of(group.begin(), group.end(), [&](double r) { return r == group[0]; })) continue;
+    for (size_t i = begin; i < begin + size; ++i) kept.push_back(i);
+  }
+  return kept;
+}
+
+double overlong_penalty(const recipe::OverlongPenalty& penalty, int64_t response_length, int64_t limit,
+                        bool truncated) {
+  if (truncated) return -penalty.factor;
+  const int64_t over = response_length - (limit - penalty.buffer_tokens);
+  if (over <= 0) return 0.0;
+  return -penalty.factor *
+         std::min(1.0, static_cast<double>(over) / static_cast<double>(penalty.buffer_tokens));
+}
+
 TokenLoss policy_loss(double new_logprob, double old_logprob, double advantage, const ClipRange& clip) {
   const double raw_log_ratio = new_logprob - old_logprob;
   const double log_ratio = clamp_value(raw_log_ratio, -kMaxLogRatio, kMaxLogRatio);
@@ -65,6 +85,10 @@ TokenLoss policy_loss(double new_logprob, double old_logprob, double advantage, 
     }
   }
   return result;
+}
+
+double importance_weight(double old_logprob, double rollout_logprob) {
+  return clamp_value(std::exp(old_logprob - rollout_logprob), 0.0, kMaxImportance);
 }
 
 TokenKl token_kl(recipe::KlEstimator estimator, double new_logprob, double ref_logprob) {

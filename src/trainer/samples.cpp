@@ -49,6 +49,9 @@ Status validate_sample(const TrainSample& sample, const ModelConfig& config, boo
     return data_error("{} rollout log-probs for {} response tokens", sample.rollout_logprobs.size(),
                       response);
   }
+  if (!sample.old_logprobs.empty() && sample.old_logprobs.size() != response) {
+    return data_error("{} old log-probs for {} response tokens", sample.old_logprobs.size(), response);
+  }
   if (!sample.ref_logprobs.empty() && sample.ref_logprobs.size() != response) {
     return data_error("{} reference log-probs for {} response tokens", sample.ref_logprobs.size(), response);
   }
@@ -69,12 +72,15 @@ Status validate_samples(std::span<const TrainSample> samples, const ModelConfig&
   if (samples.empty()) return data_error("trainer: a step needs at least one sample");
   const bool reference = !samples[0].ref_logprobs.empty();
   const bool routing = !samples[0].routing.empty();
+  const bool old = !samples[0].old_logprobs.empty();
   for (const TrainSample& sample : samples) {
     const Status status = validate_sample(sample, config, needs_logprobs);
     if (!status.ok()) return annotate(status, describe(sample.key));
-    if (sample.ref_logprobs.empty() == reference || sample.routing.empty() == routing) {
-      return data_error("{}: reference log-probs and routing are given for all samples of a step or for none",
-                        describe(sample.key));
+    if (sample.ref_logprobs.empty() == reference || sample.routing.empty() == routing ||
+        sample.old_logprobs.empty() == old) {
+      return data_error(
+          "{}: old and reference log-probs and routing are given for all samples of a step or for none",
+          describe(sample.key));
     }
   }
   return absl::OkStatus();

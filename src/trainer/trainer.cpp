@@ -11,6 +11,7 @@
 #include "trainer/pass.hpp"
 #include "trainer/routing.hpp"
 #include "trainer/samples.hpp"
+#include "trainer/token_objective.hpp"
 
 namespace accord::trainer {
 
@@ -24,11 +25,8 @@ Status validate_options(const TrainerOptions& options) {
   if (options.compute_dtype != Dtype::kF32 && options.compute_dtype != Dtype::kBF16) {
     return recipe_error("model.compute_dtype must be float32 or bfloat16");
   }
-  if (options.algorithm.importance_correction != recipe::ImportanceCorrection::kNone) {
-    return recipe_error(
-        "algorithm.importance_correction: the ratio is taken against the rollout's own log-probs, which "
-        "corrects "
-        "already; set it to none");
+  if (options.algorithm.importance_correction == recipe::ImportanceCorrection::kMis) {
+    return recipe_error("algorithm.importance_correction: masking is not built (use none or tis)");
   }
   return absl::OkStatus();
 }
@@ -186,43 +184,31 @@ StatusOr<StepReport> Trainer::train_step(std::span<const TrainSample> samples, u
   if (totals.num_tokens == 0) totals.num_tokens = sequences.num_tokens;
   if (totals.num_samples == 0) totals.num_samples = static_cast<int64_t>(samples.size());
   const recipe::AlgorithmPart& algorithm = t.options.algorithm;
-  const ClipRange clip{algorithm.clip_low, algorithm.clip_high, algorithm.clip_dual};
   const bool has_reference = !samples[0].ref_logprobs.empty();
   if (algorithm.kl_coefficient != 0.0 && !has_reference) {
     return data_error(
         "step {}: algorithm.kl_coefficient is set, but the samples carry no reference log-probs", step);
+  }
+  const bool corrected = algorithm.importance_correction != recipe::ImportanceCorrection::kNone;
+  if (corrected && samples[0].old_logprobs.empty()) {
+    return data_error(
+        "step {}: algorithm.importance_correction is set, but the samples carry no log-probs of the trainer",
+        step);
   }
 
   std::vector<TokenRecord> records(static_cast<size_t>(sequences.num_tokens));
   const auto loss = [&](size_t s, int64_t offset, const TokenValue& value) {
     const TrainSample& sample = samples[s];
     const size_t o = static_cast<size_t>(offset);
-    TokenRecord& record = records[static_cast<size_t>(sequences.first_token[s]) + o];
-    record.logprob = value.logprob;
-    record.entropy = value.entropy;
-    record.rollout_logprob = sample.rollout_logprobs[o];
-    const double weight =
+    TokenContext context;
+    context.rollout_logprob = sample.rollout_logprobs[o];
+    context.old_logprob = sample.old_logprobs.empty() ? context.rollout_logprob : sample.old_logprobs[o];
+    if (has_reference) context.ref_logprob = sample.ref_logprobs[o];
+    context.advantage = sample.advantage;
+    context.weight =
         token_weight(algorithm.aggregate, sample.response_length(), totals.num_tokens, totals.num_samples);
-    const TokenLoss policy = policy_loss(value.logprob, record.rollout_logprob, sample.advantage, clip);
-    TokenKl kl;
-    if (has_reference) kl = token_kl(algorithm.kl_estimator, value.logprob, sample.ref_logprobs[o]);
-    record.clipped = policy.clipped;
-    record.dual_clipped = policy.dual_clipped;
-    record.kl = kl.value;
-    record.loss = policy.loss;
-    TokenGradient gradient{policy.derivative, 0.0};
-    // A term whose coefficient is 0 is left out, so that it cannot spoil the loss.
-    if (algorithm.kl_coefficient != 0.0) {
-      record.loss += algorithm.kl_coefficient * kl.value;
-      gradient.dlogprob += algorithm.kl_coefficient * kl.derivative;
-    }
-    if (algorithm.entropy_coefficient != 0.0) {
-      record.loss -= algorithm.entropy_coefficient * value.entropy;
-      gradient.dentropy = -algorithm.entropy_coefficient * weight;
-    }
-    record.loss *= weight;
-    gradient.dlogprob *= weight;
-    return gradient;
+    return token_objective(algorithm, context, value,
+                           records[static_cast<size_t>(sequences.first_token[s]) + o]);
   };
   t.parameters.clear_gradients();
   RecordedRouting recorded(t.config);
@@ -245,7 +231,7 @@ StatusOr<StepReport> Trainer::train_step(std::span<const TrainSample> samples, u
       }
     }
   }
-  report.metrics = token_metrics(records, has_reference);
+  report.metrics = token_metrics(records, has_reference, corrected);
   report.metrics["train/loss"] = total_loss;
   report.metrics["train/microbatches"] = static_cast<double>(t.num_micro_batches);
   if (recorded.compared()) report.metrics["mismatch/expert_overlap"] = recorded.overlap();

@@ -27,8 +27,11 @@ struct TrainSample {
   SampleKey key;
   std::vector<int32_t> tokens;  // prompt and response
   int32_t prompt_length = 0;    // at least 1 and less than tokens.size()
-  // Per response token, of the distribution softmax(logits / temperature): the `old` policy of the ratio.
+  // Per response token, of the distribution softmax(logits / temperature).
   std::vector<float> rollout_logprobs;
+  // The `old` policy of the ratio, per response token: the trainer's own before the step's first update.
+  // Required by an importance correction; empty: rollout_logprobs are the old policy.
+  std::vector<float> old_logprobs;
   std::vector<float> ref_logprobs;  // per response token; empty: no reference policy
   std::vector<int32_t> routing;     // [tokens-1, layers, K] expert ids of the rollout; empty: route by score
   double advantage = 0.0;
@@ -44,7 +47,7 @@ struct SftSample {
 
 struct StepReport {
   // train/loss, grad_norm, clip_fraction, entropy, ppo_kl, learning_rate, microbatches (and ref_kl with a
-  // reference);
+  // reference; importance_mean and importance_clip_fraction with an importance correction);
   // mismatch/logprob_abs_diff_mean|max, kl_k1, kl_k3, equal_fraction, ess_ratio (and expert_overlap when the
   // samples carry routing).
   Metrics metrics;
