@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <numeric>
 
 #include "base/log.hpp"
 #include "controller/checkpointing.hpp"
@@ -57,6 +58,7 @@ struct StepLoop::Impl {
   StatusOr<std::vector<ScoredSample>> roll_out_and_score(uint64_t step, std::span<const Prompt> prompts,
                                                          std::span<const std::string> texts,
                                                          Metrics& metrics);
+  double penalty_of(const SampleSummary& sample) const;
   TrainJob train_job(uint64_t step, std::span<const ScoredSample> samples) const;
 };
 
@@ -186,10 +188,19 @@ Status StepLoop::Impl::step(uint64_t step) {
 
   state.set_phase("train");
   const auto train_begin = Clock::now();
-  ACCORD_ASSIGN_OR_RETURN(const Metrics trained, pools.trainer[0]->train(train_job(step, samples)));
+  const TrainJob job = train_job(step, samples);
+  ACCORD_ASSIGN_OR_RETURN(const Metrics trained, pools.trainer[0]->train(job));
   metrics.insert(trained.begin(), trained.end());
   metrics["time/train"] = seconds_since(train_begin);
-  if (const double equal = metrics.at("mismatch/equal_fraction"); !(equal == 1.0)) {
+  if (recipe.algorithm.filter_zero_std) {
+    metrics["train/samples"] = static_cast<double>(job.samples.size());
+  }
+  if (job.samples.empty()) {
+    state.warn(fmt::format(
+        "step {}: the rewards of each group are all equal, so that algorithm.filter_zero_std left no sample "
+        "to train on: the weights stay as they were",
+        step));
+  } else if (const double equal = metrics.at("mismatch/equal_fraction"); !(equal == 1.0)) {
     state.warn(fmt::format(
         "step {}: only {} of the sampled tokens have the same log-prob, bit for bit, in rollout and "
         "trainer: the two do not run the same policy",
@@ -236,13 +247,28 @@ StatusOr<std::vector<ScoredSample>> StepLoop::Impl::roll_out_and_score(uint64_t 
                         score.score, sample.summary.key.prompt_id, texts[sample.prompt],
                         sample.summary.key.sample_index);
     }
-    samples.push_back({std::move(sample), score.score, score.pred.value_or("")});
+    const double penalty = penalty_of(sample.summary);
+    samples.push_back({std::move(sample), score.score + penalty, penalty, score.pred.value_or("")});
   }
   metrics.merge(rollout_metrics(samples, static_cast<size_t>(recipe.rollout.samples_per_prompt)));
+  if (recipe.algorithm.overlong_penalty) {
+    double sum = 0.0;
+    for (const ScoredSample& sample : samples) {
+      sum += sample.penalty;
+    }
+    metrics["rollout/overlong_penalty_mean"] = sum / static_cast<double>(samples.size());
+  }
   metrics["rollout/tokens_per_second"] = tokens / rollout_seconds;
   metrics["time/rollout"] = rollout_seconds;
   metrics["time/reward"] = seconds_since(reward_begin);
   return samples;
+}
+
+double StepLoop::Impl::penalty_of(const SampleSummary& sample) const {
+  const auto& penalty = recipe.algorithm.overlong_penalty;
+  return penalty ? trainer::overlong_penalty(*penalty, sample.response_length,
+                                             recipe.rollout.max_response_tokens, sample.truncated)
+                 : 0.0;
 }
 
 TrainJob StepLoop::Impl::train_job(uint64_t step, std::span<const ScoredSample> samples) const {
@@ -255,7 +281,12 @@ TrainJob StepLoop::Impl::train_job(uint64_t step, std::span<const ScoredSample> 
   trainer::group_advantages(recipe.algorithm.advantage, rewards, recipe.rollout.samples_per_prompt,
                             advantages);
   TrainJob job{step, version, {}, seconds(recipe.deadlines.train)};
-  for (size_t i = 0; i < samples.size(); ++i) {
+  std::vector<size_t> chosen(samples.size());
+  std::iota(chosen.begin(), chosen.end(), size_t{0});
+  if (recipe.algorithm.filter_zero_std) {
+    chosen = trainer::samples_that_vary(rewards, recipe.rollout.samples_per_prompt);
+  }
+  for (const size_t i : chosen) {
     const SampleSummary& summary = samples[i].rolled.summary;
     job.samples.push_back({summary.key, pools.rollout[samples[i].rolled.worker]->address(),
                            summary.prompt_length + summary.response_length, advantages[i]});

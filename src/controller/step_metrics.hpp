@@ -10,8 +10,9 @@ namespace accord::controller {
 
 struct ScoredSample {
   RolledSample rolled;
-  double reward = 0.0;
-  std::string pred;  // what the scorer took for the answer; empty: none
+  double reward = 0.0;   // the scorer's, with the penalty for overlong responses
+  double penalty = 0.0;  // that part of the reward; 0 or less
+  std::string pred;      // what the scorer took for the answer; empty: none
 };
 
 // rollout/reward_mean, reward_std (population), response_length_mean, response_length_max,

@@ -16,6 +16,7 @@
 #include "controller/update_channel.hpp"
 #include "device/thread_pool.hpp"
 #include "trainer/trainer.hpp"
+#include "trainer/updates.hpp"
 #include "weights/arena.hpp"
 #include "weights/export.hpp"
 #include "weights/transaction.hpp"
@@ -24,6 +25,11 @@ namespace accord::controller {
 namespace {
 
 constexpr char kOptimizerStepsKey[] = "optimizer_steps";
+
+// Where the learning rate schedule of the RL phase ends.
+int64_t total_updates(const recipe::Recipe& recipe) {
+  return recipe.run.steps * recipe.trainer.updates_per_step;
+}
 
 class TrainerWorkerImpl final : public TrainerWorker {
  public:
@@ -46,6 +52,7 @@ class TrainerWorkerImpl final : public TrainerWorker {
   Status enter(Phase phase);
   Status quantize_masters();
   StatusOr<std::vector<trainer::TrainSample>> gather(const TrainJob& job) const;
+  StatusOr<Metrics> update(std::span<const trainer::TrainSample> samples, uint64_t step, size_t& updates);
 
   const int32_t rank_;
   comm::Store& store_;
@@ -68,7 +75,7 @@ StatusOr<SetupReport> TrainerWorkerImpl::setup(const SetupJob& job) {
   trainer::TrainerOptions options;
   options.algorithm = recipe.algorithm;
   options.optimizer = recipe.trainer.optimizer;
-  options.total_steps = recipe.run.steps;
+  options.total_steps = total_updates(recipe);
   options.tokens_per_microbatch = recipe.trainer.tokens_per_microbatch;
   options.compute_dtype = recipe.model.compute_dtype;
   for (const precision::PlanRow& row : policy_->plan.rows) {
@@ -137,7 +144,7 @@ Status TrainerWorkerImpl::enter(Phase phase) {
     ACCORD_RETURN_IF_ERROR(trainer_->set_optimizer(recipe.sft->optimizer, recipe.sft->steps, /*reset=*/true));
   } else {
     ACCORD_RETURN_IF_ERROR(
-        trainer_->set_optimizer(recipe.trainer.optimizer, recipe.run.steps, /*reset=*/true));
+        trainer_->set_optimizer(recipe.trainer.optimizer, total_updates(recipe), /*reset=*/true));
   }
   phase_ = phase;
   return absl::OkStatus();
@@ -227,10 +234,50 @@ StatusOr<Metrics> TrainerWorkerImpl::train(const TrainJob& job) {
                           job.step, job.weight_version);
   }
   ACCORD_RETURN_IF_ERROR(enter(Phase::kRl));
-  ACCORD_ASSIGN_OR_RETURN(const std::vector<trainer::TrainSample> samples, gather(job));
-  version_.reset();
-  ACCORD_ASSIGN_OR_RETURN(trainer::StepReport report, trainer_->train_step(samples, job.step));
-  return std::move(report.metrics);
+  const recipe::Recipe& recipe = policy_->recipe;
+  Metrics metrics;
+  size_t updates = 0;
+  if (!job.samples.empty()) {
+    ACCORD_ASSIGN_OR_RETURN(std::vector<trainer::TrainSample> samples, gather(job));
+    if (recipe.algorithm.importance_correction != recipe::ImportanceCorrection::kNone) {
+      ACCORD_ASSIGN_OR_RETURN(std::vector<std::vector<float>> old, trainer_->logprobs(samples));
+      for (size_t i = 0; i < samples.size(); ++i) {
+        samples[i].old_logprobs = std::move(old[i]);
+      }
+    }
+    version_.reset();
+    ACCORD_ASSIGN_OR_RETURN(metrics, update(samples, job.step, updates));
+  }
+  if (recipe.trainer.updates_per_step > 1 || recipe.algorithm.filter_zero_std) {
+    metrics["train/updates"] = static_cast<double>(updates);
+  }
+  return metrics;
+}
+
+// Every update but the last leaves its weights in the arena, from which the next one computes. Rollout
+// workers do not see those.
+StatusOr<Metrics> TrainerWorkerImpl::update(std::span<const trainer::TrainSample> samples, uint64_t step,
+                                            size_t& updates) {
+  const recipe::Recipe& recipe = policy_->recipe;
+  const std::vector<trainer::SampleRange> ranges =
+      trainer::split_updates(static_cast<int64_t>(samples.size()), recipe.rollout.samples_per_prompt,
+                             recipe.trainer.updates_per_step);
+  std::vector<trainer::StepReport> reports;
+  for (const trainer::SampleRange& range : ranges) {
+    if (!reports.empty()) {
+      ACCORD_RETURN_IF_ERROR(quantize_masters());
+    }
+    StatusOr<trainer::StepReport> report =
+        trainer_->train_step(samples.subspan(range.begin, range.count), step);
+    if (!report.ok()) {
+      return ranges.size() == 1 ? report.status()
+                                : annotate(report.status(),
+                                           fmt::format("update {} of {}", reports.size() + 1, ranges.size()));
+    }
+    reports.push_back(*std::move(report));
+  }
+  updates = reports.size();
+  return trainer::combine_updates(reports);
 }
 
 StatusOr<Metrics> TrainerWorkerImpl::sft(const SftJob& job) {

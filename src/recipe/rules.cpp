@@ -18,6 +18,7 @@ class Rules {
     check_data();
     check_rollout();
     check_trainer();
+    check_algorithm();
     check_optimizer("trainer.optimizer", r_.trainer.optimizer);
     if (r_.sft) {
       check_optimizer("sft.optimizer", r_.sft->optimizer);
@@ -86,6 +87,21 @@ class Rules {
       fail("trainer.tokens_per_microbatch",
            fmt::format("must hold one sample of rollout.max_prompt_tokens + max_response_tokens = {}, is {}",
                        sample, r_.trainer.tokens_per_microbatch));
+    }
+    if (r_.trainer.updates_per_step > r_.rollout.prompts_per_step) {
+      fail("trainer.updates_per_step",
+           fmt::format("must be at most rollout.prompts_per_step = {}, is {} (each update needs a group)",
+                       r_.rollout.prompts_per_step, r_.trainer.updates_per_step));
+    }
+  }
+
+  void check_algorithm() {
+    const int64_t limit = r_.rollout.max_response_tokens;
+    const auto& penalty = r_.algorithm.overlong_penalty;
+    if (penalty && penalty->buffer_tokens > limit) {
+      fail("algorithm.overlong_penalty.buffer_tokens",
+           fmt::format("must be at most rollout.max_response_tokens = {}, is {}", limit,
+                       penalty->buffer_tokens));
     }
   }
 

@@ -233,19 +233,12 @@ TEST_CASE("features that are not built yet are refused and located") {
       "rollout.device=cuda",
       "trainer.device=cuda",
       "trainer.workers=2",
-      "trainer.updates_per_step=2",
       "trainer.expert_parallel=2",
       "trainer.expert_tensor_parallel=2",
-      "algorithm.clip_dual=3.0",
-      "algorithm.advantage=mean",
-      "algorithm.aggregate=seq-mean-token-mean",
       "algorithm.kl_coefficient=0.01",
       "algorithm.reference_kl=true",
-      "algorithm.entropy_coefficient=0.01",
       "algorithm.routing_replay=true",
-      "algorithm.importance_correction=tis",
-      "algorithm.filter_zero_std=true",
-      "algorithm.overlong_penalty={buffer_tokens: 10}",
+      "algorithm.importance_correction=mis",
       "precision.backward=dequantized",
       "precision.backward=quantized",
       "precision.te_config_file=te.yaml",
@@ -261,6 +254,34 @@ TEST_CASE("features that are not built yet are refused and located") {
     CHECK(error.find('\n') == std::string::npos);
   }
   CHECK(error_of(kMinimal + "precision: {trainer_forward: bf16, allow_mismatch: true}\n").find("not built") !=
+        std::string::npos);
+}
+
+TEST_CASE("the objective is chosen freely") {
+  const Recipe recipe =
+      load_set({"trainer.updates_per_step=3", "algorithm.clip_dual=3.0", "algorithm.advantage=leave-one-out",
+                "algorithm.aggregate=seq-mean-token-sum", "algorithm.entropy_coefficient=0.01",
+                "algorithm.importance_correction=tis", "algorithm.filter_zero_std=true",
+                "algorithm.overlong_penalty={buffer_tokens: 10, factor: 0.5}"});
+  CHECK(recipe.trainer.updates_per_step == 3);
+  CHECK(recipe.algorithm.clip_dual == std::optional<double>(3.0));
+  CHECK(recipe.algorithm.advantage == AdvantageKind::kLeaveOneOut);
+  CHECK(recipe.algorithm.aggregate == Aggregate::kSeqMeanTokenSum);
+  CHECK(recipe.algorithm.entropy_coefficient == 0.01);
+  CHECK(recipe.algorithm.importance_correction == ImportanceCorrection::kTis);
+  CHECK(recipe.algorithm.filter_zero_std);
+  CHECK((recipe.algorithm.overlong_penalty == OverlongPenalty{10, 0.5}));
+  CHECK(load_set({"algorithm.advantage=mean"}).algorithm.advantage == AdvantageKind::kMean);
+  CHECK(load_set({"algorithm.aggregate=seq-mean-token-mean"}).algorithm.aggregate ==
+        Aggregate::kSeqMeanTokenMean);
+
+  CHECK(set_error("algorithm.clip_dual=1.0").find("algorithm.clip_dual: must be above 1") !=
+        std::string::npos);
+  CHECK(set_error("trainer.updates_per_step=33").find("must be at most rollout.prompts_per_step = 32") !=
+        std::string::npos);
+  CHECK(set_error("algorithm.overlong_penalty={buffer_tokens: 8193}")
+            .find("must be at most rollout.max_response_tokens = 8192") != std::string::npos);
+  CHECK(set_error("algorithm.overlong_penalty={factor: 1.0}").find("buffer_tokens: required key") !=
         std::string::npos);
 }
 
