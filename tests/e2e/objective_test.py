@@ -1,0 +1,102 @@
+"""The choices of the objective in a run: several updates per step, groups left out, corrections and penalties."""
+import math
+
+import harness
+from harness import require, require_equal
+
+GROUP = harness.RECIPE["rollout"]["samples_per_prompt"]
+PROMPTS = harness.RECIPE["rollout"]["prompts_per_step"]
+
+
+def require_close(got, expected, what, tolerance=1e-9):
+    require(abs(got - expected) <= tolerance, f"{what}: {got} where {expected} was expected")
+
+
+def case_updates_per_step(t):
+    run = t.train("three", {"trainer.updates_per_step": 3, "trainer.optimizer.lr": 3.0e-3,
+                            "trainer.optimizer.schedule": "linear"})
+    steps = run.steps()
+    for step, row in steps.items():
+        require_equal(row["train/updates"], 3, f"updates of step {step}")
+        require_equal(row["mismatch/equal_fraction"], 1, f"equal log-probs of step {step}")
+    # The schedule counts updates: the last one of step s is number 3s of 12, counted from 0.
+    for step, row in steps.items():
+        require_close(row["train/learning_rate"], 3.0e-3 * (1 - (3 * step - 1) / 12), f"rate of step {step}")
+    require(any(row["train/clip_fraction"] > 0 for row in steps.values()), "no token was ever clipped")
+    require(any(row["train/ppo_kl"] != 0 for row in steps.values()), "no ratio ever moved")
+    require_equal(len(run.ledger()), 5, "versions: one per step, whatever the number of updates")
+    one = t.train("one", {"trainer.optimizer.lr": 3.0e-3, "trainer.optimizer.schedule": "linear"})
+    require_equal(one.ledger()[0], run.ledger()[0], "version 0")
+    require(one.ledger()[1] != run.ledger()[1], "three updates left the weights of one")
+    require(all(row["train/clip_fraction"] == 0 and "train/updates" not in row for row in one.steps().values()),
+            "a single update has nothing to clip")
+    t.note("clip fractions with three updates: " + ", ".join(f"{row['train/clip_fraction']:.3f}"
+                                                             for row in steps.values()))
+
+
+def case_filter_zero_std(t):
+    run = t.train("some", {"algorithm.filter_zero_std": True})
+    filtered = 0
+    for step, row in run.steps().items():
+        left = round((1 - row["rollout/zero_std_fraction"]) * PROMPTS * GROUP)
+        filtered += PROMPTS * GROUP - left
+        require_equal(row["train/samples"], left, f"samples of step {step}")
+        require_equal(row["train/updates"], 1 if left else 0, f"updates of step {step}")
+    require(filtered > 0, "no group was left out")
+    # Almost greedy: the samples of a group are equal, so are their rewards.
+    result = t.accord("run", t.recipe("none", {"algorithm.filter_zero_std": True,
+                                               "rollout.temperature": 0.001}))
+    none = harness.Run(t.path("none"))
+    for step, row in none.steps().items():
+        require_equal(row["train/samples"], 0, f"samples of step {step}")
+        require_equal(row["train/updates"], 0, f"updates of step {step}")
+        require("train/loss" not in row, f"step {step} has a loss without a sample")
+        require(f"step {step}: the rewards of each group are all equal" in result.err, f"no warning of step {step}")
+    require(all(version == none.ledger()[0] for version in none.ledger()), "the weights moved without an update")
+    t.note(f"{filtered} of {4 * PROMPTS * GROUP} samples left out; without any sample the weights stay")
+
+
+def case_importance_correction_of_equal_logprobs_changes_nothing(t):
+    plain, corrected = t.train("plain"), t.train("tis", {"algorithm.importance_correction": "tis"})
+    require_equal(corrected.ledger(), plain.ledger(), "digests")
+    for step, row in corrected.steps().items():
+        require_equal(row["train/importance_mean"], 1, f"weights of step {step}")
+        require_equal(row["train/importance_clip_fraction"], 0, f"bounded weights of step {step}")
+
+
+def case_overlong_penalty(t):
+    buffer, factor, limit = 6, 0.5, harness.RECIPE["rollout"]["max_response_tokens"]
+    run = t.train("overlong", {"algorithm.overlong_penalty": {"buffer_tokens": buffer, "factor": factor}})
+    penalized = 0
+    for step, row in run.steps().items():
+        for sample in run.samples(step):
+            over = max(0, sample["response_length"] - (limit - buffer))
+            penalty = -factor if sample["truncated"] else -factor * over / buffer
+            penalized += penalty < 0
+            require(any(math.isclose(sample["reward"], score + penalty) for score in (-1, 1)),
+                    f"step {step}: reward {sample['reward']} with a penalty of {penalty}")
+        require(-factor <= row["rollout/overlong_penalty_mean"] <= 0, f"mean penalty of step {step}")
+    require(penalized > 0, "no sample was penalized")
+    require(any(row["rollout/overlong_penalty_mean"] < 0 for row in run.steps().values()), "no penalty")
+
+
+def case_other_losses(t):
+    plain = t.train("plain", {"run.steps": 2})
+    for name, change in (("mean", {"algorithm.advantage": "mean"}),
+                         ("leave-one-out", {"algorithm.advantage": "leave-one-out"}),
+                         ("sequences", {"algorithm.aggregate": "seq-mean-token-mean"}),
+                         ("sums", {"algorithm.aggregate": "seq-mean-token-sum"}),
+                         ("entropy", {"algorithm.entropy_coefficient": 0.05})):
+        run = t.train(name, {"run.steps": 2, "algorithm.clip_dual": 3.0, **change})
+        require_equal(run.ledger()[0], plain.ledger()[0], f"{name}: version 0")
+        require_equal(run.samples(1), plain.samples(1), f"{name}: samples of step 1")
+        row, reference = run.steps()[1], plain.steps()[1]
+        require(row["train/grad_norm"] != reference["train/grad_norm"], f"{name}: the gradient is the default's")
+        require_equal(row["mismatch/equal_fraction"], 1, f"{name}: equal log-probs")
+        if name == "entropy":
+            require_close(row["train/loss"], reference["train/loss"] - 0.05 * reference["train/entropy"],
+                          "loss with an entropy term")
+
+
+if __name__ == "__main__":
+    harness.main(globals())
