@@ -20,7 +20,8 @@ Status system_error_at(std::string_view path, std::string_view action, int error
 }
 
 StatusOr<FileDescriptor> open_for_reading(const std::string& path) {
-  FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Without O_NONBLOCK a named pipe would wait for a writer before it can be refused.
+  FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd.valid()) {
     return system_error_at(path, "open", errno);
   }

@@ -1,5 +1,6 @@
 // accord quantize: every tensor of a safetensors file under one format of docs/contract.md.
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <vector>
@@ -110,6 +111,9 @@ Status check_tensor(const Job& job, const TensorInfo& tensor) {
     return data_error("shape {}: only matrices are quantized; remove the tensor or reshape it",
                       checkpoint::shape_text(tensor.shape));
   }
+  if (tensor.numel() == 0) {
+    return data_error("shape {} holds no element; remove the tensor", checkpoint::shape_text(tensor.shape));
+  }
   return job.mxfp8 ? formats::check_mxfp8_shape(tensor.shape[0], tensor.shape[1], job.axis)
                    : formats::check_nvfp4_shape(tensor.shape[0], tensor.shape[1], job.nvfp4);
 }
@@ -175,6 +179,10 @@ Status quantize_tensor(const Job& job, const TensorInfo& tensor, SafetensorsWrit
 Status quantize(const Arguments& arguments) {
   ACCORD_ASSIGN_OR_RETURN(const Job job, make_job(arguments));
   ACCORD_ASSIGN_OR_RETURN(const SafetensorsFile file, SafetensorsFile::open(arguments.in));
+  std::error_code absent;
+  if (std::filesystem::equivalent(arguments.in, arguments.out, absent)) {
+    return usage_error("{}: is the input as well; name another file for the output", arguments.out);
+  }
   std::vector<TensorSpec> specs;
   for (const TensorInfo& tensor : file.tensors()) {
     if (const Status status = check_tensor(job, tensor); !status.ok()) {

@@ -15,13 +15,14 @@ constexpr int64_t kMaxTokens = int64_t{1} << 30;
 constexpr int64_t kMaxWorkers = 65536;
 constexpr int64_t kMaxThreads = 4096;
 constexpr int64_t kMaxSeconds = 30 * 24 * 3600;
-constexpr RealRange kAnyPositive{0.0, kInfinity, true};
-constexpr RealRange kNotNegative{0.0, kInfinity};
+// Within what fp32 holds: a value that becomes 0 or infinity there would make NaN out of good numbers.
+constexpr RealRange kAnyPositive{1e-30, 1e30};
+constexpr RealRange kNotNegative{0.0, 1e30};
 // Below it a division by the temperature may overflow for ordinary logits.
 constexpr RealRange kTemperature{1e-4, 1e4};
 constexpr RealRange kEvalTemperature{0.0, 1e4};
 constexpr RealRange kShare{0.0, 1.0};
-constexpr RealRange kPositiveShare{0.0, 1.0, true};
+constexpr RealRange kPositiveShare{1e-30, 1.0};
 
 // The last component of a path, as a name for the run.
 std::string last_component(std::string_view path) {

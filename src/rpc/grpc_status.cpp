@@ -26,7 +26,11 @@ Status from_grpc(const grpc::Status& status, const std::string& call) {
   // Not an answer of the other side: the transport failed.
   switch (status.error_code()) {
     case grpc::StatusCode::DEADLINE_EXCEEDED:
-      return unavailable_error("{}: no answer within its deadline ({})", call, status.error_message());
+      return unavailable_error(
+          "{}: no answer within its deadline ({}); is the worker stopped or overloaded? Its log says how far "
+          "it "
+          "came; if it only needs longer, raise the deadlines of the recipe",
+          call, status.error_message());
     case grpc::StatusCode::CANCELLED:
       return unavailable_error("{}: cancelled", call);
     default:
