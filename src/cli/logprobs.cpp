@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -67,10 +68,19 @@ Status write_logprobs(const Arguments& arguments) {
   if (!arguments.dtype.empty()) {
     ACCORD_ASSIGN_OR_RETURN(options.compute_dtype, controller::parse_compute_dtype(arguments.dtype));
   }
+  std::error_code none;
+  if (std::filesystem::equivalent(arguments.in, arguments.out, none)) {
+    return usage_error("{}: the output would replace the input; name another file", arguments.out);
+  }
   ACCORD_ASSIGN_OR_RETURN(const Input input, read_ids(arguments.in));
   ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<controller::LocalModel> local,
                           controller::LocalModel::load(options));
   const ModelConfig& c = local->config();
+  if (input.length > c.max_position_embeddings) {
+    return data_error(
+        "{}: input_ids has {} positions, the model has {} (max_position_embeddings); cut the sequences",
+        arguments.in, input.length, c.max_position_embeddings);
+  }
   ACCORD_ASSIGN_OR_RETURN(checkpoint::SafetensorsWriter writer,
                           checkpoint::SafetensorsWriter::create(arguments.out, output_specs(c, input)));
 

@@ -3,6 +3,7 @@
 #include "controller/local_processes.hpp"
 #include "controller/rollout_worker.hpp"
 #include "controller/trainer_worker.hpp"
+#include "rpc/identity.hpp"
 #include "rpc/worker_process.hpp"
 
 namespace accord::cli {
@@ -23,6 +24,7 @@ Status run(const WorkerArguments& arguments) {
     return unavailable_error("--device {}: this build has CPU kernels only; use --device cpu",
                              arguments.device);
   }
+  ACCORD_RETURN_IF_ERROR(annotate(rpc::check_loopback(arguments.controller), "--controller"));
   rpc::WorkerProcessOptions options;
   options.trainer = arguments.pool == "trainer";
   options.rank = arguments.rank;

@@ -1,5 +1,7 @@
 #include "rpc/identity.hpp"
 
+#include <charconv>
+
 namespace accord::rpc {
 namespace {
 
@@ -46,10 +48,15 @@ std::shared_ptr<grpc::Channel> make_channel(const std::string& address) {
 
 Status check_loopback(const std::string& address) {
   const size_t colon = address.rfind(':');
+  int port = -1;
+  const char* const end = address.data() + address.size();
+  const bool numeric = colon != std::string::npos && colon + 1 < address.size() &&
+                       std::from_chars(address.data() + colon + 1, end, port).ptr == end;
   const std::string host = address.substr(0, colon);
-  if (colon == std::string::npos || (host.rfind("127.", 0) != 0 && host != "localhost" && host != "[::1]")) {
+  if (!numeric || port < 0 || port > 65535 ||
+      (host.rfind("127.", 0) != 0 && host != "localhost" && host != "[::1]")) {
     return usage_error(
-        "listen address '{}': must be HOST:PORT with a loopback host (127.0.0.1, localhost, [::1]); calls "
+        "address '{}': must be HOST:PORT with a loopback host (127.0.0.1, localhost, [::1]); calls "
         "are not "
         "authenticated in this version",
         address);
