@@ -196,8 +196,10 @@ Status replay(const Arguments& arguments) {
   options.total_steps = recipe.run.steps;
   options.tokens_per_microbatch = recipe.trainer.tokens_per_microbatch;
   options.compute_dtype = recipe.model.compute_dtype;
+  options.backward = recipe.precision.backward;
   for (const precision::PlanRow& row : plan.rows) {
     if (!row.weight_decay) options.no_weight_decay.push_back(row.name);
+    if (row.e5m2_gradients) options.e5m2_gradients.push_back(row.name);
   }
   ThreadPool pool(controller::worker_threads(recipe.trainer.threads, 1));
   ACCORD_ASSIGN_OR_RETURN(

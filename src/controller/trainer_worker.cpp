@@ -78,9 +78,13 @@ StatusOr<SetupReport> TrainerWorkerImpl::setup(const SetupJob& job) {
   options.total_steps = total_updates(recipe);
   options.tokens_per_microbatch = recipe.trainer.tokens_per_microbatch;
   options.compute_dtype = recipe.model.compute_dtype;
+  options.backward = recipe.precision.backward;
   for (const precision::PlanRow& row : policy_->plan.rows) {
     if (!row.weight_decay) {
       options.no_weight_decay.push_back(row.name);
+    }
+    if (row.e5m2_gradients) {
+      options.e5m2_gradients.push_back(row.name);
     }
   }
   ACCORD_ASSIGN_OR_RETURN(const checkpoint::HfCheckpoint source,

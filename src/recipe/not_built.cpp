@@ -51,9 +51,6 @@ constexpr NotBuilt kNotBuilt[] = {
     {"algorithm.importance_correction",
      [](const Recipe& r) { return r.algorithm.importance_correction == ImportanceCorrection::kMis; },
      "importance correction by masking", "none or tis"},
-    {"precision.backward",
-     [](const Recipe& r) { return r.precision.backward != BackwardMode::kHighPrecision; },
-     "this backward mode", "high_precision"},
     {"precision.trainer_forward",
      [](const Recipe& r) { return r.precision.trainer_forward != TrainerForward::kSame; },
      "a trainer forward that differs from the rollout's", "same"},
@@ -85,7 +82,6 @@ constexpr NotBuiltInLoop kNotBuiltInLoop[] = {
      "one activation scale per batch, under which a token's result depends on its neighbours,", "token"},
     {"four_over_six", [](const PrecisionConfig& c) { return c.four_over_six != FourOverSix::kNone; },
      "four-over-six scaling in training runs", "none"},
-    {"e5m2_gradients", [](const PrecisionConfig& c) { return c.e5m2_gradients; }, "E5M2 gradients", "false"},
     {"fast_math", [](const PrecisionConfig& c) { return c.fast_math; }, "fast math", "false"},
 };
 

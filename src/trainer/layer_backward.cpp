@@ -38,9 +38,9 @@ Status LayerBackward::run(int64_t layer, const model::Batch& batch, const model:
   const int64_t rows = batch.num_rows();
   const int64_t hidden = w_.config.hidden_size;
   if (params.router < 0) {
-    ACCORD_RETURN_IF_ERROR(dense_mlp(params, tape, rows, dx_TH));
+    ACCORD_RETURN_IF_ERROR(dense_mlp(params, weights, tape, rows, dx_TH));
   } else {
-    ACCORD_RETURN_IF_ERROR(experts(params, tape, rows, dx_TH));
+    ACCORD_RETURN_IF_ERROR(experts(params, weights, tape, rows, dx_TH));
   }
   w_.norm_backward(taped(tape.x_mid, w_.compute_dtype, rows, hidden), tape.inv_rms2.as<float>(),
                    weights.post_norm, params.post_norm, dnorm_.as<float>(), dx_TH, true);
@@ -50,17 +50,17 @@ Status LayerBackward::run(int64_t layer, const model::Batch& batch, const model:
   return absl::OkStatus();
 }
 
-Status LayerBackward::dense_mlp(const LayerParams& params, const model::LayerTape& tape, int64_t rows,
-                                const float* dx_TH) {
+Status LayerBackward::dense_mlp(const LayerParams& params, const model::LayerWeights& weights,
+                                const model::LayerTape& tape, int64_t rows, const float* dx_TH) {
   const int64_t hidden = w_.config.hidden_size;
   const int64_t width = w_.config.intermediate_size;
   const MlpParams& mlp = params.mlp[0];
+  const model::MlpWeights& mlp_weights = weights.mlp[0];
   const float* dy = gradient_operand(dx_TH, rows * hidden);
   const float* act = w_.operand(taped(tape.act, w_.compute_dtype, rows, width), act_);
   float* dact = scratch(dact_, rows * width);
-  products_.add_rows({{dy, w_.weight(mlp.down, weight_[0]), hidden}}, rows, width, dact);
-  products_.add_gradient(dy, act, rows, hidden, width, w_.parameters.gradient(mlp.down).data());
-  ACCORD_RETURN_IF_ERROR(products_.run(w_.pool));
+  linears_.add({{mlp.down, &mlp_weights.down, dy}}, act, rows, dact);
+  ACCORD_RETURN_IF_ERROR(linears_.run());
 
   float* dgate = scratch(dgate_, rows * width);
   const MatrixView gate = taped(tape.gate, w_.compute_dtype, rows, width);
@@ -73,16 +73,13 @@ Status LayerBackward::dense_mlp(const LayerParams& params, const model::LayerTap
   w_.round_gradient(dgate, rows * width);
   w_.round_gradient(dact, rows * width);
   const float* norm = w_.operand(taped(tape.norm2, w_.compute_dtype, rows, hidden), norm_);
-  products_.add_rows(
-      {{dgate, w_.weight(mlp.gate, weight_[0]), width}, {dact, w_.weight(mlp.up, weight_[1]), width}}, rows,
-      hidden, scratch(dnorm_, rows * hidden));
-  products_.add_gradient(dgate, norm, rows, width, hidden, w_.parameters.gradient(mlp.gate).data());
-  products_.add_gradient(dact, norm, rows, width, hidden, w_.parameters.gradient(mlp.up).data());
-  return products_.run(w_.pool);
+  linears_.add({{mlp.gate, &mlp_weights.gate, dgate}, {mlp.up, &mlp_weights.up, dact}}, norm, rows,
+               scratch(dnorm_, rows * hidden));
+  return linears_.run();
 }
 
-Status LayerBackward::experts(const LayerParams& params, const model::LayerTape& tape, int64_t rows,
-                              const float* dx_TH) {
+Status LayerBackward::experts(const LayerParams& params, const model::LayerWeights& weights,
+                              const model::LayerTape& tape, int64_t rows, const float* dx_TH) {
   const int64_t hidden = w_.config.hidden_size;
   const int64_t width = w_.config.moe_intermediate_size;
   const int64_t num_experts = w_.config.num_experts;
@@ -112,33 +109,16 @@ Status LayerBackward::experts(const LayerParams& params, const model::LayerTape&
   });
   w_.round_gradient(ddown, expert_rows * hidden);
 
-  // Experts without tokens have no blocks below: their gradient stays as it is.
+  // The gradient of an expert without tokens stays as it is.
   const float* act = w_.operand(taped(tape.act, w_.compute_dtype, expert_rows, width), act_);
   float* dact = scratch(dact_, expert_rows * width);
-  expert_weights_.resize(static_cast<size_t>(num_experts) * 3);
-  w_.pool.parallel_for(num_experts, [&](int64_t e) {
-    if (offset(e) == offset(e + 1)) return;
-    const MlpParams& mlp = params.mlp[static_cast<size_t>(e)];
-    const int64_t names[3] = {mlp.gate, mlp.up, mlp.down};
-    for (size_t i = 0; i < 3; ++i) {
-      const std::span<const float> master = w_.parameters.master(names[i]);
-      float* out =
-          scratch(expert_weights_[static_cast<size_t>(e) * 3 + i], static_cast<int64_t>(master.size()));
-      kernels::round_to_bf16(master.data(), static_cast<int64_t>(master.size()), out);
-    }
-  });
-  const auto expert_weight = [&](int64_t e, size_t i) {
-    return expert_weights_[static_cast<size_t>(e) * 3 + i].as<float>();
-  };
   for (int64_t e = 0; e < num_experts; ++e) {
     const int64_t begin = offset(e);
-    const int64_t count = offset(e + 1) - begin;
-    const float* dy = ddown + begin * hidden;
-    products_.add_rows({{dy, expert_weight(e, 2), hidden}}, count, width, dact + begin * width);
-    products_.add_gradient(dy, act + begin * width, count, hidden, width,
-                           w_.parameters.gradient(params.mlp[static_cast<size_t>(e)].down).data());
+    linears_.add({{params.mlp[static_cast<size_t>(e)].down, &weights.mlp[static_cast<size_t>(e)].down,
+                   ddown + begin * hidden}},
+                 act + begin * width, offset(e + 1) - begin, dact + begin * width);
   }
-  ACCORD_RETURN_IF_ERROR(products_.run(w_.pool));
+  ACCORD_RETURN_IF_ERROR(linears_.run());
 
   float* dgate = scratch(dgate_, expert_rows * width);
   const MatrixView gate = taped(tape.gate, w_.compute_dtype, expert_rows, width);
@@ -162,20 +142,14 @@ Status LayerBackward::experts(const LayerParams& params, const model::LayerTape&
   float* dnorm = scratch(dnorm_, rows * hidden);
   for (int64_t e = 0; e < num_experts; ++e) {
     const int64_t begin = offset(e);
-    const int64_t count = offset(e + 1) - begin;
     const MlpParams& mlp = params.mlp[static_cast<size_t>(e)];
-    const float* dg = dgate + begin * width;
-    const float* du = dact + begin * width;
-    const float* in = expert_in + begin * hidden;
-    products_.add_rows({{dg, expert_weight(e, 0), width}, {du, expert_weight(e, 1), width}}, count, hidden,
-                       dexpert_in + begin * hidden);
-    products_.add_gradient(dg, in, count, width, hidden, w_.parameters.gradient(mlp.gate).data());
-    products_.add_gradient(du, in, count, width, hidden, w_.parameters.gradient(mlp.up).data());
+    const model::MlpWeights& mlp_weights = weights.mlp[static_cast<size_t>(e)];
+    linears_.add({{mlp.gate, &mlp_weights.gate, dgate + begin * width},
+                  {mlp.up, &mlp_weights.up, dact + begin * width}},
+                 expert_in + begin * hidden, offset(e + 1) - begin, dexpert_in + begin * hidden);
   }
-  products_.add_rows({{dlogits, w_.weight(params.router, router_weight_), num_experts}}, rows, hidden, dnorm);
-  products_.add_gradient(dlogits, norm, rows, num_experts, hidden,
-                         w_.parameters.gradient(params.router).data());
-  ACCORD_RETURN_IF_ERROR(products_.run(w_.pool));
+  linears_.add({{params.router, &weights.router, dlogits}}, norm, rows, dnorm);
+  ACCORD_RETURN_IF_ERROR(linears_.run());
   w_.for_rows(rows, [&](int64_t begin, int64_t count) {
     kernels::moe_dispatch_backward(dexpert_in, hidden, rows_of_slots_.data(), slots, begin, begin + count,
                                    dnorm);
@@ -196,9 +170,8 @@ Status LayerBackward::attention(const LayerParams& params, const model::Batch& b
   const float* dy = gradient_operand(dx_TH, rows * hidden);
   const float* attn = w_.operand(taped(tape.attn, dtype, rows, q_width), attn_);
   float* dattn = scratch(dattn_, rows * q_width);
-  products_.add_rows({{dy, w_.weight(params.o, weight_[0]), hidden}}, rows, q_width, dattn);
-  products_.add_gradient(dy, attn, rows, hidden, q_width, w_.parameters.gradient(params.o).data());
-  ACCORD_RETURN_IF_ERROR(products_.run(w_.pool));
+  linears_.add({{params.o, &weights.o, dy}}, attn, rows, dattn);
+  ACCORD_RETURN_IF_ERROR(linears_.run());
 
   float* dq = scratch(dq_, rows * q_width);
   float* dk = scratch(dk_, rows * c_width);
@@ -246,14 +219,9 @@ Status LayerBackward::attention(const LayerParams& params, const model::Batch& b
   w_.round_gradient(dv, rows * c_width);
 
   const float* norm = w_.operand(taped(tape.norm1, dtype, rows, hidden), norm_);
-  products_.add_rows({{dq, w_.weight(params.q, weight_[0]), q_width},
-                      {dk, w_.weight(params.k, weight_[1]), c_width},
-                      {dv, w_.weight(params.v, weight_[2]), c_width}},
-                     rows, hidden, scratch(dnorm_, rows * hidden));
-  products_.add_gradient(dq, norm, rows, q_width, hidden, w_.parameters.gradient(params.q).data());
-  products_.add_gradient(dk, norm, rows, c_width, hidden, w_.parameters.gradient(params.k).data());
-  products_.add_gradient(dv, norm, rows, c_width, hidden, w_.parameters.gradient(params.v).data());
-  return products_.run(w_.pool);
+  linears_.add({{params.q, &weights.q, dq}, {params.k, &weights.k, dk}, {params.v, &weights.v, dv}}, norm,
+               rows, scratch(dnorm_, rows * hidden));
+  return linears_.run();
 }
 
 }  // namespace accord::trainer

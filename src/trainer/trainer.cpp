@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "trainer/batch_stats.hpp"
+#include "trainer/linear_backward.hpp"
 #include "trainer/objective.hpp"
 #include "trainer/optimizer.hpp"
 #include "trainer/packing.hpp"
@@ -36,6 +37,16 @@ Status validate_schedule(const recipe::OptimizerPart& optimizer, int64_t total_s
     return recipe_error("optimizer.schedule: linear and cosine need the number of steps of the run");
   }
   return absl::OkStatus();
+}
+
+StatusOr<BackwardOptions> backward_options(const TrainerOptions& options, const Parameters& parameters) {
+  BackwardOptions out{options.backward, std::vector<bool>(static_cast<size_t>(parameters.count()))};
+  for (const std::string& name : options.e5m2_gradients) {
+    const int64_t index = parameters.index(name);
+    if (index < 0) return internal_error("e5m2_gradients: no parameter '{}'", name);
+    out.e5m2_gradients[static_cast<size_t>(index)] = true;
+  }
+  return out;
 }
 
 // A view over the sequences of a step, of either kind.
@@ -72,12 +83,13 @@ struct Trainer::Impl {
   int64_t optimizer_steps = 0;
   int64_t num_micro_batches = 0;  // of the last step
 
-  Impl(const ModelConfig& c, const TrainerOptions& o, ThreadPool& p, Parameters params)
+  Impl(const ModelConfig& c, const TrainerOptions& o, ThreadPool& p, Parameters params,
+       BackwardOptions backward)
       : config(c),
         options(o),
         pool(p),
         parameters(std::move(params)),
-        workspace(config, parameters, pool, options.compute_dtype) {}
+        workspace(config, parameters, pool, options.compute_dtype, std::move(backward)) {}
 
   // `loss(sequence, offset in its response, value)`.
   using LossFn = std::function<TokenGradient(size_t sequence, int64_t offset, const TokenValue& value)>;
@@ -96,7 +108,8 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::create(const ModelConfig& config, co
   ACCORD_RETURN_IF_ERROR(validate_options(options));
   ACCORD_RETURN_IF_ERROR(validate_schedule(options.optimizer, options.total_steps));
   ACCORD_ASSIGN_OR_RETURN(Parameters parameters, Parameters::create(config, options.no_weight_decay));
-  auto impl = std::make_unique<Impl>(config, options, pool, std::move(parameters));
+  ACCORD_ASSIGN_OR_RETURN(BackwardOptions backward, backward_options(options, parameters));
+  auto impl = std::make_unique<Impl>(config, options, pool, std::move(parameters), std::move(backward));
   for (int64_t i = 0; i < impl->parameters.count(); ++i) {
     const ParamSpec& spec = impl->parameters.specs()[static_cast<size_t>(i)];
     const Status status = load_master(spec, impl->parameters.master(i));
@@ -106,6 +119,7 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::create(const ModelConfig& config, co
 }
 
 Status Trainer::bind_arena(const WeightManifest& manifest, const void* arena) {
+  ACCORD_RETURN_IF_ERROR(check_backward(manifest, impl_->options.backward));
   ACCORD_ASSIGN_OR_RETURN(model::PolicyWeights weights, model::bind_weights(impl_->config, manifest, arena));
   ACCORD_ASSIGN_OR_RETURN(impl_->model, model::Model::create(impl_->config, std::move(weights),
                                                              impl_->options.compute_dtype, impl_->pool));

@@ -73,6 +73,10 @@ struct TrainerOptions {
   Dtype compute_dtype = Dtype::kBF16;
   // Weights that do not decay besides norms: canonical names (the plan's low-precision weights).
   std::vector<std::string> no_weight_decay;
+  // How quantized linears are differentiated (contract, section 5), and the weights whose gradient copies are
+  // E5M2 under `quantized`.
+  recipe::BackwardMode backward = recipe::BackwardMode::kHighPrecision;
+  std::vector<std::string> e5m2_gradients;
   // Intermediates of a layer are kept from the forward while they fit; other layers are recomputed.
   int64_t activation_bytes = int64_t{1} << 30;
   // Called with the local gradients (all tensors, manifest order, zero padded) before clipping. Where

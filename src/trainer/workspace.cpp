@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "kernels/linear/linear_backward.hpp"
 #include "kernels/rmsnorm/rmsnorm_backward.hpp"
@@ -36,11 +37,12 @@ LayerParams layer_params(const Parameters& p, int64_t layer, int64_t num_experts
 }  // namespace
 
 Workspace::Workspace(const ModelConfig& config_, const Parameters& parameters_, ThreadPool& pool_,
-                     Dtype compute_dtype_)
+                     Dtype compute_dtype_, BackwardOptions backward_)
     : config(config_),
       parameters(parameters_),
       pool(pool_),
       compute_dtype(compute_dtype_),
+      backward(std::move(backward_)),
       embedding(parameters_.index("model.embed_tokens.weight")),
       final_norm(parameters_.index("model.norm.weight")),
       lm_head(config_.tie_word_embeddings ? embedding : parameters_.index("lm_head.weight")),

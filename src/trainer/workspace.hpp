@@ -13,6 +13,7 @@
 #include "device/tensor_view.hpp"
 #include "device/thread_pool.hpp"
 #include "kernels/rope/rope.hpp"
+#include "recipe/recipe.hpp"
 #include "trainer/parameters.hpp"
 
 namespace accord::trainer {
@@ -26,14 +27,26 @@ struct LayerParams {
   std::vector<MlpParams> mlp;  // one (dense) or one per expert
 };
 
+// How quantized linears are differentiated.
+struct BackwardOptions {
+  recipe::BackwardMode mode = recipe::BackwardMode::kHighPrecision;
+  std::vector<bool> e5m2_gradients;  // per parameter; empty: none
+
+  bool e5m2(int64_t parameter) const {
+    return !e5m2_gradients.empty() && e5m2_gradients[static_cast<size_t>(parameter)];
+  }
+};
+
 class Workspace {
  public:
-  Workspace(const ModelConfig& config, const Parameters& parameters, ThreadPool& pool, Dtype compute_dtype);
+  Workspace(const ModelConfig& config, const Parameters& parameters, ThreadPool& pool, Dtype compute_dtype,
+            BackwardOptions backward = {});
 
   const ModelConfig& config;
   const Parameters& parameters;
   ThreadPool& pool;
   const Dtype compute_dtype;
+  const BackwardOptions backward;
   std::vector<LayerParams> layers;
   int64_t embedding, final_norm, lm_head;  // lm_head is the embedding when tied
   kernels::RopeTable rope;

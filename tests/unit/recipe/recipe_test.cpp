@@ -239,8 +239,6 @@ TEST_CASE("features that are not built yet are refused and located") {
       "algorithm.reference_kl=true",
       "algorithm.routing_replay=true",
       "algorithm.importance_correction=mis",
-      "precision.backward=dequantized",
-      "precision.backward=quantized",
       "precision.te_config_file=te.yaml",
       "precision.from_environment=true",
       "restart=workers",
@@ -283,6 +281,19 @@ TEST_CASE("the objective is chosen freely") {
             .find("must be at most rollout.max_response_tokens = 8192") != std::string::npos);
   CHECK(set_error("algorithm.overlong_penalty={factor: 1.0}").find("buffer_tokens: required key") !=
         std::string::npos);
+}
+
+TEST_CASE("backward modes and E5M2 gradients are chosen where the format allows them") {
+  const auto with = [](const std::string& format, const std::string& backward) {
+    return std::vector<std::string>{"precision.configs={q: {format: " + format + "}}",
+                                    "precision.matchers=[{name: m, pattern: x, config: q}]",
+                                    "precision.backward=" + backward};
+  };
+  CHECK(load_set(with("mxfp8", "quantized")).precision.backward == BackwardMode::kQuantized);
+  CHECK(load_set(with("mxfp8", "dequantized")).precision.backward == BackwardMode::kDequantized);
+  CHECK(load_set(with("nvfp4", "dequantized")).precision.backward == BackwardMode::kDequantized);
+  CHECK(load_set(with("mxfp8, e5m2_gradients: true", "quantized")).precision.configs.at(0).e5m2_gradients);
+  CHECK(error_of(kMinimal, with("nvfp4", "quantized")).find("precision.backward") != std::string::npos);
 }
 
 TEST_CASE("what a config asks for is refused only where an enabled matcher uses it") {

@@ -12,8 +12,10 @@ inline constexpr double kOpBf16 = 2e-6;
 inline constexpr double kStepScalar = 2e-5;    // loss, gradient norm: relative
 inline constexpr double kStepGradient = 2e-5;  // relative Frobenius norm per tensor
 inline constexpr double kStepUpdate = 1e-6;    // absolute, where |gradient| > 1e-5
-// Gradients of a step in bfloat16, and with MXFP8 weights and activations besides, against float32 ones.
+// Gradients of a step in bfloat16, and with MXFP8 or NVFP4 weights and activations besides, against float32
+// ones.
 inline constexpr double kBf16Gradient = 0.05;
 inline constexpr double kMxfp8Gradient = 0.3;
+inline constexpr double kNvfp4Gradient = 0.8;
 
 }  // namespace accord::trainer::tolerance
