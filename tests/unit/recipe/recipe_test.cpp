@@ -120,7 +120,7 @@ TEST_CASE("types are strict") {
 TEST_CASE("ranges are checked") {
   CHECK(set_error("run.steps=0").find("run.steps: must be from 1 to 1000000000, is 0") != std::string::npos);
   CHECK(set_error("rollout.temperature=0").find("0.0001") != std::string::npos);
-  CHECK(set_error("rollout.top_p=1.5").find("must be above 0 and at most 1, is 1.5") != std::string::npos);
+  CHECK(set_error("rollout.top_p=1.5").find("must be at least 1e-30 and at most 1, is 1.5") != std::string::npos);
   CHECK(set_error("rollout.top_k=0").find("must be -1 (all) or at least 1") != std::string::npos);
   CHECK(set_error("rollout.samples_per_prompt=1").find("at least 2") != std::string::npos);
   CHECK(set_error("trainer.tokens_per_microbatch=100").find("must hold one sample") != std::string::npos);
@@ -143,7 +143,7 @@ TEST_CASE("all independent errors are reported in file order") {
   const std::string error = error_of(kMinimal + "rollout: {workers: many, top_p: 2}\nrestart: sometimes\n");
   CHECK(error ==
         "r.yaml:5:20: rollout.workers: must be a whole number, is 'many'\n"
-        "r.yaml:5:33: rollout.top_p: must be above 0 and at most 1, is 2\n"
+        "r.yaml:5:33: rollout.top_p: must be at least 1e-30 and at most 1, is 2\n"
         "r.yaml:6:10: restart: must be one of: never, workers, all; is 'sometimes'");
 }
 
