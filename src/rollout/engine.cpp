@@ -61,7 +61,8 @@ struct Engine::Impl {
         scratch(static_cast<size_t>(threads.num_threads())) {
     policy->reserve(int64_t{pages.num_pages()} * model::kPageSize, options.max_batch_rows);
     const int64_t row_bytes = policy->vocab_size() * size_of(Dtype::kF32);
-    logits_rows = std::clamp(kLogitsBytes / row_bytes, kMinLogitsRows, int64_t{options.max_batch_rows});
+    logits_rows =
+        std::min(std::max(kLogitsBytes / row_bytes, kMinLogitsRows), int64_t{options.max_batch_rows});
     logits.ensure(static_cast<size_t>(logits_rows * row_bytes));
     record_routing = options.record_routing && policy->routing_width() > 0;
     reset_stats();
