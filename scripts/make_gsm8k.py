@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Rewrites GSM8K's records {question, answer} to prompts with labels in the DAPO layout. The label is the
-number after "####" in the reference answer. Standard library only."""
+number after "####" in the reference answer. Standard library only. GSM8K's train.jsonl and test.jsonl lie in
+https://github.com/openai/grade-school-math, under grade_school_math/data."""
 import argparse
 import json
+import os
 import sys
 
 INSTRUCTION = 'Let\'s think step by step and output the final answer after "####".'
@@ -31,11 +33,14 @@ def main():
     args = parser.parse_args()
 
     records = []
+    if not os.path.isfile(args.source):
+        sys.exit(f"make_gsm8k: error: {args.source} is not a file; see --help for where GSM8K is")
     with open(args.source, encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             if args.limit and len(records) == args.limit:
                 break
             records.append(convert(line, len(records), f"{args.source}:{number}"))
+    os.makedirs(os.path.dirname(args.out) or ".", exist_ok=True)
     with open(args.out, "w", encoding="utf-8") as file:
         for record in records:
             file.write(json.dumps(record, ensure_ascii=False) + "\n")

@@ -49,6 +49,7 @@ StatusOr<std::unique_ptr<ControlServer>> ControlServer::start(const Options& opt
   builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&impl->control);
   builder.RegisterService(&impl->status);
+  allow_keepalive(builder);
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder.SetMaxSendMessageSize(kMaxMessageBytes);
   impl->server = builder.BuildAndStart();

@@ -46,6 +46,11 @@ std::shared_ptr<grpc::Channel> make_channel(const std::string& address) {
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 
+void allow_keepalive(grpc::ServerBuilder& builder) {
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kKeepaliveMs / 2);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);  // no limit: busy machines delay pings
+}
+
 Status check_loopback(const std::string& address) {
   const size_t colon = address.rfind(':');
   int port = -1;

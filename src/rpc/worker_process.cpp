@@ -12,6 +12,7 @@
 #include "base/deadline.hpp"
 #include "base/log.hpp"
 #include "rpc/grpc_status.hpp"
+#include "rpc/identity.hpp"
 #include "rpc/worker_client.hpp"
 #include "rpc/worker_service.hpp"
 
@@ -83,6 +84,7 @@ Status run_worker(const WorkerProcessOptions& options, WorkerLinks& links, contr
   int port = 0;
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&service);
+  allow_keepalive(builder);
   builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
   builder.SetMaxSendMessageSize(kMaxMessageBytes);
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
