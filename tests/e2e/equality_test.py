@@ -43,6 +43,13 @@ def case_mxfp8_float32(t):
     check_equal(t, "mxfp8", harness.MXFP8, "float32")
 
 
+def case_nvfp4_bfloat16(t):
+    # The experts in NVFP4 as in that quickstart, the other linear layers in MXFP8: three formats at once.
+    check_equal(t, "nvfp4", {"configs": {"nvfp4": {"format": "nvfp4"}, "mxfp8": {"format": "mxfp8"}},
+                             "matchers": [{"name": "experts", "pattern": "*.mlp.experts.*", "config": "nvfp4"},
+                                          {"name": "rest", "pattern": "*", "config": "mxfp8"}]}, "bfloat16")
+
+
 def case_bf16_bfloat16(t):
     check_equal(t, "bf16", BF16, "bfloat16")
 

@@ -69,6 +69,8 @@ struct Attachment {
 
   Attachment(v1::Control::Stub& stub, v1::Pool pool, int rank, const Identity& identity = kIdentity) {
     attach_identity(context, identity);
+    context.set_deadline(std::chrono::system_clock::now() +
+                         30s);  // ends a stream that should have been refused
     v1::AttachRequest request;
     request.set_pool(pool);
     request.set_rank(rank);
