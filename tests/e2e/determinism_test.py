@@ -43,8 +43,9 @@ def case_workers_and_repetition(t):
         require_same(t.train(name, changes(t, workers)), reference, f"{workers} rollout workers ({name})")
     threads = {"trainer.threads": 3, "rollout.threads": 2}
     require_same(t.train("threads", changes(t, 2, **threads)), reference, "with several threads")
-    t.note(f"runs with 2, 2, 1 and 4 rollout workers, and with 1 and 3 trainer threads: {len(rows)} metric lines, {sum(map(len, ledger))} tensor "
-           f"digests and the final weights agree; last loss {rows[-1]['train/loss']}")
+    t.note(f"runs with 2, 2, 1 and 4 rollout workers, and with 1 and 3 trainer threads: {len(rows)} metric lines, "
+           f"{sum(map(len, ledger))} tensor digests and the final weights agree; last loss "
+           f"{rows[-1]['train/loss']}")
 
 
 def case_another_seed(t):
