@@ -75,6 +75,7 @@ Status StepLoop::Impl::run() {
   uint64_t done = options.resume_step;
   uint64_t saved = options.resume_step;
   telemetry::ProgressBar progress("steps", recipe.run.steps);
+  progress.start_at(static_cast<int64_t>(done));
   while (done < last && !state.stop_requested()) {
     ACCORD_RETURN_IF_ERROR(annotate(step(done + 1), fmt::format("step {}", done + 1)));
     ++done;
@@ -135,6 +136,9 @@ Status StepLoop::Impl::start() {
   Metrics metrics;
   if (fresh) {
     ACCORD_RETURN_IF_ERROR(warm_start(metrics));
+    if (state.stop_requested()) {
+      return absl::OkStatus();
+    }
   }
   ACCORD_RETURN_IF_ERROR(sync(options.resume_step, metrics));
   if (fresh) {  // line 0: the policy before the first step
@@ -156,6 +160,11 @@ Status StepLoop::Impl::warm_start(Metrics& metrics) {
   telemetry::ProgressBar progress("supervised warm start", sft.steps);
   double loss = 0.0;
   for (int64_t i = 1; i <= sft.steps; ++i) {
+    if (state.stop_requested()) {
+      log::warn("the warm start ends after {} of {} steps as asked; nothing of it is saved", i - 1,
+                sft.steps);
+      return absl::OkStatus();
+    }
     SftJob job{static_cast<uint64_t>(i), {}, seconds(recipe.deadlines.train)};
     for (const uint64_t index : order.next(static_cast<uint64_t>(sft.batch_size))) {
       job.samples.push_back(inputs.sft[index]);

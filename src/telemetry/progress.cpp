@@ -48,14 +48,11 @@ ProgressBar::~ProgressBar() {
 
 void ProgressBar::update(int64_t done, std::string_view detail) {
   const auto now = Clock::now();
-  const bool first = first_done_ < 0;
-  if (first) {
-    first_done_ = done_;
-  }
   done_ = std::clamp<int64_t>(done, 0, total_);
   const auto interval = terminal_ ? kTerminalInterval : plain_interval_;
-  if (first || done_ == total_ || now - drawn_ >= interval) {
+  if (!drawn_once_ || done_ == total_ || now - drawn_ >= interval) {
     drawn_ = now;
+    drawn_once_ = true;
     draw(detail);
   }
 }
@@ -72,7 +69,8 @@ void ProgressBar::draw(std::string_view detail) {
   if (counted > 0) {
     const double elapsed = std::chrono::duration<double>(Clock::now() - start_).count();
     const double per_item = elapsed / static_cast<double>(counted);
-    line += fmt::format("  {:.3g} s/item", per_item);
+    line += per_item >= 1e-3 ? fmt::format("  {:.3g} s/item", per_item)
+                             : fmt::format("  {:.3g} items/s", 1.0 / std::max(per_item, 1e-12));
     line += done_ < total_ ? "  eta " + duration_text(per_item * static_cast<double>(total_ - done_))
                            : "  in " + duration_text(elapsed);
   }

@@ -21,6 +21,9 @@ class ProgressBar {
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
+  // A resumed run starts with `done` items, which do not count for the speed.
+  void start_at(int64_t done) { done_ = first_done_ = done; }
+
   // `done` items of the total are finished; `detail` ends the line. Output errors are ignored: progress is a
   // courtesy.
   void update(int64_t done, std::string_view detail = "");
@@ -32,10 +35,11 @@ class ProgressBar {
   std::string label_;
   int64_t total_;
   int64_t done_ = 0;
-  int64_t first_done_ = -1;  // what a resumed run starts with does not count for the speed
+  int64_t first_done_ = 0;
   int fd_;
   bool terminal_;
   bool open_line_ = false;
+  bool drawn_once_ = false;
   std::chrono::milliseconds plain_interval_;
   Clock::time_point start_;
   Clock::time_point drawn_;

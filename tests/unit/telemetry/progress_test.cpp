@@ -45,6 +45,24 @@ TEST_CASE("a pipe gets plain lines: the first, the last, and few between") {
   CHECK(text.find('\x1b') == std::string::npos);
 }
 
+TEST_CASE("what a resumed run starts with does not count for the speed") {
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  {
+    ProgressBar bar("steps", 2000, ends[1], milliseconds(60000));
+    bar.start_at(1999);
+    ::usleep(20'000);
+    bar.update(2000);
+  }
+  ::close(ends[1]);
+  const std::string text = read_all(ends[0]);
+  ::close(ends[0]);
+  // One item in at least 20 ms; counted as 2000 it would be thousands of items a second.
+  CHECK(text.rfind("steps 2000/2000 100%", 0) == 0);
+  CHECK(text.find(" s/item") != std::string::npos);
+  CHECK(text.find("items/s") == std::string::npos);
+}
+
 TEST_CASE("a terminal gets one line that is drawn over and ended") {
   const int master = ::posix_openpt(O_RDWR | O_NOCTTY);
   REQUIRE(master >= 0);
