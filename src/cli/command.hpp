@@ -14,4 +14,8 @@ using Action = std::function<Status()>;
 // Version, commit and build options, as --version prints them. Controller and workers must agree on it.
 std::string build_id();
 
+// Ranges of numbers; the messages of CLI11's own would spell out the largest double.
+CLI::Validator positive_number();
+CLI::Validator nonnegative_number();
+
 }  // namespace accord::cli

@@ -176,10 +176,10 @@ void add_eval(CLI::App& app, Action& action) {
       ->required()
       ->check(CLI::IsMember(rewards));
   command->add_option("--samples", arguments->samples, "Samples per prompt")
-      ->check(CLI::PositiveNumber)
+      ->check(positive_number())
       ->capture_default_str();
   command->add_option("--limit", arguments->limit, "Only the first so many prompts (0: all)")
-      ->check(CLI::NonNegativeNumber)
+      ->check(nonnegative_number())
       ->capture_default_str();
   command->add_option("--prompt-key", arguments->data.prompt_key, "The prompt's key")->capture_default_str();
   command->add_option("--label-key", arguments->data.label_key, "The label's key")->capture_default_str();

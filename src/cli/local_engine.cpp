@@ -17,10 +17,10 @@ constexpr int32_t kPrefillChunk = 256;
 void add_local_engine_options(CLI::App& command, LocalEngineArguments& arguments) {
   command.add_option("checkpoint", arguments.checkpoint, "A Hugging Face directory")->required();
   command.add_option("--max-tokens", arguments.max_tokens, "Most new tokens of one sample")
-      ->check(CLI::PositiveNumber)
+      ->check(positive_number())
       ->capture_default_str();
   command.add_option("--temperature", arguments.temperature, "0: greedy")
-      ->check(CLI::NonNegativeNumber)
+      ->check(nonnegative_number())
       ->capture_default_str();
   command
       .add_option("--top-p", arguments.top_p, "Draw from the likeliest tokens that together reach this share")

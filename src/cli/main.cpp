@@ -41,8 +41,17 @@ int main(int argc, char** argv) {
                    rest[0].c_str());
       return static_cast<int>(ExitCode::kUsage);
     }
-    const int code = app.exit(e);  // prints the help, the version or the error
-    return code == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
+    if (e.get_exit_code() == 0) {
+      return app.exit(e);  // prints the help or the version
+    }
+    std::string message = e.what();
+    if (const auto extra = app.remaining(/*recurse=*/true); !extra.empty()) {
+      message = "'" + extra[0] + "' is not expected here";
+    }
+    const auto commands = app.get_subcommands();
+    std::fprintf(stderr, "accord: error: %s; see accord%s --help\n", message.c_str(),
+                 commands.empty() ? "" : (" " + commands[0]->get_name()).c_str());
+    return static_cast<int>(ExitCode::kUsage);
   }
   if (verbose) {
     log::set_level(log::Level::kDebug);

@@ -1,4 +1,4 @@
-// accord plan: what a recipe means, without loading a weight or starting a process.
+// accord plan: what a recipe means, without reading a weight's values or starting a process.
 #include "precision/plan.hpp"
 
 #include <cstdio>
@@ -12,6 +12,7 @@
 #include "cli/commands.hpp"
 #include "cli/text_io.hpp"
 #include "controller/engine_limits.hpp"
+#include "controller/run_inputs.hpp"
 #include "recipe/recipe.hpp"
 #include "reward/reward.hpp"
 #include "text/chat_template.hpp"
@@ -65,13 +66,29 @@ Status check_file(const char* key, const std::string& path) {
   return absl::OkStatus();
 }
 
+// Records, labels and tokenizer, as a run reads them. A plan needs only the model's config, a run the rest.
+void check_inputs(DryRun& run) {
+  const std::filesystem::path model = run.recipe.model.checkpoint;
+  std::error_code error;
+  if (!std::filesystem::exists(model / "model.safetensors", error) &&
+      !std::filesystem::exists(model / "model.safetensors.index.json", error)) {
+    run.warnings.push_back(fmt::format(
+        "{} has no weights (safetensors): a run needs them; the records of the data sets were not checked",
+        run.recipe.model.checkpoint));
+  } else if (run.refused.empty()) {
+    refuse_unless_ok(controller::load_run_inputs(run.recipe).status(), run.refused);
+  }
+}
+
 void check_surroundings(DryRun& run) {
   const recipe::Recipe& recipe = run.recipe;
   if (recipe.reward.type != "external") {  // already refused
-    refuse_unless_ok(reward::make_scorer(recipe.reward.type).status(), run.refused);
+    const Status scorer = reward::make_scorer(recipe.reward.type).status();
+    refuse_unless_ok(scorer.ok() ? scorer : annotate(scorer, "reward.type"), run.refused);
   }
-  refuse_unless_ok(text::ChatTemplate::resolve(recipe.data.chat_template, recipe.model.checkpoint).status(),
-                   run.refused);
+  const Status chat =
+      text::ChatTemplate::resolve(recipe.data.chat_template, recipe.model.checkpoint).status();
+  refuse_unless_ok(chat.ok() ? chat : annotate(chat, "data.chat_template"), run.refused);
   refuse_unless_ok(check_file("data.train.path", recipe.data.train.path), run.refused);
   for (size_t i = 0; i < recipe.data.eval.size(); ++i) {
     refuse_unless_ok(check_file(fmt::format("data.eval.{}.path", i).c_str(), recipe.data.eval[i].path),
@@ -80,6 +97,7 @@ void check_surroundings(DryRun& run) {
   if (recipe.sft) {
     refuse_unless_ok(check_file("sft.path", recipe.sft->path), run.refused);
   }
+  check_inputs(run);
   const int64_t longest = controller::longest_sequence(recipe);
   if (longest > run.config.max_position_embeddings) {
     run.warnings.push_back(fmt::format(

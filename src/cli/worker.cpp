@@ -55,7 +55,7 @@ void add_worker(CLI::App& app, Action& action) {
       ->check(CLI::IsMember({"rollout", "trainer"}));
   command->add_option("--rank", arguments->rank, "Its number in the pool, from 0")
       ->required()
-      ->check(CLI::NonNegativeNumber);
+      ->check(nonnegative_number());
   command->add_option("--controller", arguments->controller, "The controller's address")
       ->required()
       ->type_name("HOST:PORT");
@@ -65,7 +65,7 @@ void add_worker(CLI::App& app, Action& action) {
       ->add_option("--register-timeout", arguments->register_seconds,
                    "How long to look for the controller, in seconds")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   command->callback([arguments, &action] { action = [arguments] { return run(*arguments); }; });
 }
 

@@ -72,7 +72,11 @@ std::string tail_of(const std::string& path) {
   }
   const std::streamoff size = file.tellg();
   file.seekg(std::max<std::streamoff>(0, size - kLogTail));
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::string tail{std::istreambuf_iterator<char>(file), {}};
+  if (size > kLogTail) {
+    tail.erase(0, tail.find('\n') + 1);  // whole lines only
+  }
+  return tail;
 }
 
 }  // namespace

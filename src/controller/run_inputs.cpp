@@ -115,10 +115,18 @@ StatusOr<std::unique_ptr<RunInputs>> load_run_inputs(const recipe::Recipe& recip
   inputs->config = source.config();
   ACCORD_ASSIGN_OR_RETURN(inputs->plan, precision::build_plan(inputs->config, recipe.precision));
   ACCORD_ASSIGN_OR_RETURN(inputs->manifest, weights::build_manifest(inputs->config, inputs->plan));
-  ACCORD_ASSIGN_OR_RETURN(inputs->scorer, reward::make_scorer(recipe.reward.type));
+  StatusOr<std::unique_ptr<reward::Scorer>> scorer = reward::make_scorer(recipe.reward.type);
+  if (!scorer.ok()) {
+    return annotate(scorer.status(), "reward.type");
+  }
+  inputs->scorer = *std::move(scorer);
   ACCORD_ASSIGN_OR_RETURN(inputs->tokenizer, text::Tokenizer::load(recipe.model.checkpoint));
-  ACCORD_ASSIGN_OR_RETURN(const text::ChatTemplate chat,
-                          text::ChatTemplate::resolve(recipe.data.chat_template, recipe.model.checkpoint));
+  const StatusOr<text::ChatTemplate> resolved =
+      text::ChatTemplate::resolve(recipe.data.chat_template, recipe.model.checkpoint);
+  if (!resolved.ok()) {
+    return annotate(resolved.status(), "data.chat_template");
+  }
+  const text::ChatTemplate& chat = *resolved;
 
   text::DatasetOptions train;
   train.path = recipe.data.train.path;

@@ -237,7 +237,10 @@ Status apply_override(Node& root, std::string_view override_text, int32_t source
   Location location;
   StatusOr<Node> value = parse_yaml(override_text.substr(equals + 1), source, location);
   if (!value.ok()) {
-    return recipe_error("the value: {}", message_of(value.status()));
+    return recipe_error("the value: {}{}", message_of(value.status()),
+                        override_text.find_first_of("*?&!%@`{[", equals + 1) == equals + 1
+                            ? "; quote a text that starts so: key='\"*.mlp.*\"'"
+                            : "");
   }
   const std::string_view path = override_text.substr(0, equals);
   Node* node = &root;
@@ -253,8 +256,8 @@ Status apply_override(Node& root, std::string_view override_text, int32_t source
       size_t index = 0;
       const auto [stop, error] = std::from_chars(key.data(), key.data() + key.size(), index);
       if (error != std::errc() || stop != key.data() + key.size() || index >= node->items.size()) {
-        return recipe_error("{}: the list has {} items, counted from 0, and no item '{}'",
-                            path.substr(0, end), node->items.size(), key);
+        return recipe_error("{}: no item '{}' in this list of {}, counted from 0", path.substr(0, end), key,
+                            node->items.size());
       }
       node = &node->items[index];
     } else if (node->kind == Node::Kind::kScalar) {

@@ -2,6 +2,8 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
+
 #include "accord/v1/status.grpc.pb.h"
 #include "rpc/grpc_status.hpp"
 #include "rpc/identity.hpp"
@@ -13,6 +15,17 @@ constexpr std::chrono::seconds kTimeout{10};
 
 void set_deadline(grpc::ClientContext& context) {
   context.set_deadline(std::chrono::system_clock::now() + kTimeout);
+}
+
+// Mostly the run is over, or the address is an older run's.
+Status answer(const grpc::Status& status, const std::string& call) {
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE && status.error_details().empty()) {
+    return unavailable_error(
+        "{}: nobody answers there; the address of a run that still goes is in its run directory's lock file "
+        "({})",
+        call, status.error_message());
+  }
+  return from_grpc(status, call);
 }
 
 controller::StepRecord from_proto(const v1::StepMetrics& message) {
@@ -29,8 +42,8 @@ StatusOr<StatusInfo> get_status(const std::string& address) {
   grpc::ClientContext context;
   set_deadline(context);
   v1::GetStatusReply reply;
-  ACCORD_RETURN_IF_ERROR(from_grpc(stub->GetStatus(&context, {}, &reply),
-                                   "asking the controller at " + address + " for its status"));
+  ACCORD_RETURN_IF_ERROR(answer(stub->GetStatus(&context, {}, &reply),
+                                "asking the controller at " + address + " for its status"));
   StatusInfo info;
   info.run.run = reply.run();
   info.run.run_id = reply.run_id();
@@ -44,6 +57,8 @@ StatusOr<StatusInfo> get_status(const std::string& address) {
     info.run.workers.push_back(
         {worker.name(), worker.address(), worker.pid(), worker.state(), worker.weight_version()});
   }
+  std::sort(info.run.workers.begin(), info.run.workers.end(),
+            [](const auto& a, const auto& b) { return a.name < b.name; });
   info.run.warnings.assign(reply.warnings().begin(), reply.warnings().end());
   if (reply.has_last()) {
     info.run.last = from_proto(reply.last());
@@ -63,7 +78,7 @@ Status watch(const std::string& address, const std::function<void(const controll
   while (reader->Read(&metrics)) {
     on_step(from_proto(metrics));
   }
-  return from_grpc(reader->Finish(), "watching the controller at " + address);
+  return answer(reader->Finish(), "watching the controller at " + address);
 }
 
 StatusOr<uint64_t> stop(const std::string& address, const std::string& reason, bool drain) {
@@ -75,7 +90,7 @@ StatusOr<uint64_t> stop(const std::string& address, const std::string& reason, b
   request.set_drain(drain);
   v1::StopReply reply;
   ACCORD_RETURN_IF_ERROR(
-      from_grpc(stub->Stop(&context, request, &reply), "asking the controller at " + address + " to stop"));
+      answer(stub->Stop(&context, request, &reply), "asking the controller at " + address + " to stop"));
   return reply.step();
 }
 
@@ -84,8 +99,8 @@ StatusOr<uint64_t> checkpoint(const std::string& address) {
   grpc::ClientContext context;
   set_deadline(context);
   v1::CheckpointReply reply;
-  ACCORD_RETURN_IF_ERROR(from_grpc(stub->Checkpoint(&context, {}, &reply),
-                                   "asking the controller at " + address + " for a checkpoint"));
+  ACCORD_RETURN_IF_ERROR(answer(stub->Checkpoint(&context, {}, &reply),
+                                "asking the controller at " + address + " for a checkpoint"));
   return reply.step();
 }
 

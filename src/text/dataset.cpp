@@ -101,7 +101,8 @@ class DatasetBuilder {
     }
     const auto prompt = json.find(options_.prompt_key);
     if (prompt == json.end()) {
-      return data_error("the prompt '{}' is missing", options_.prompt_key);
+      return data_error("the prompt '{}' is missing; the record has {}", options_.prompt_key,
+                        member_names(json));
     }
     StatusOr<PromptSource> source = parse_prompt(*prompt);
     if (!source.ok()) {

@@ -51,6 +51,16 @@ StatusOr<bool> bool_field(const Json& object, std::string_view key, bool missing
   return found->get<bool>();
 }
 
+std::string member_names(const Json& object) {
+  constexpr size_t kMost = 8;
+  std::string names;
+  size_t count = 0;
+  for (auto it = object.begin(); it != object.end() && count < kMost; ++it, ++count) {
+    names += (count > 0 ? ", '" : "'") + it.key() + "'";
+  }
+  return object.empty() ? "no members" : object.size() > kMost ? names + ", ..." : names;
+}
+
 Status annotate_if_error(const Status& status, std::string_view context) {
   return status.ok() ? status : annotate(status, context);
 }

@@ -17,4 +17,7 @@ StatusOr<bool> bool_field(const Json& object, std::string_view key, bool missing
 // "context: " before an error's message; success stays.
 Status annotate_if_error(const Status& status, std::string_view context);
 
+// The members of `object`, as text for a message: 'a', 'b', and so on.
+std::string member_names(const Json& object);
+
 }  // namespace accord::text

@@ -79,7 +79,8 @@ StatusOr<std::string> parse_label(const Json& record, const std::string& key) {
       return label_text(*truth);
     }
   }
-  return data_error("the label '{}' is missing (and there is no reward_model.ground_truth)", key);
+  return data_error("the label '{}' is missing, and so is reward_model.ground_truth; the record has {}", key,
+                    member_names(record));
 }
 
 StatusOr<std::string> render_prompt(const PromptSource& prompt, const ChatTemplate& chat) {

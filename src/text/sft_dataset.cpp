@@ -26,7 +26,8 @@ StatusOr<Record> read_record(std::string_view line, const SftOptions& options, c
   }
   const auto prompt = json.find(options.prompt_key);
   if (prompt == json.end()) {
-    return data_error("the prompt '{}' is missing", options.prompt_key);
+    return data_error("the prompt '{}' is missing; the record has {}", options.prompt_key,
+                      member_names(json));
   }
   StatusOr<PromptSource> source = parse_prompt(*prompt);
   if (!source.ok()) {
