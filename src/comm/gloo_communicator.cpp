@@ -3,6 +3,7 @@
 //   broadcast       a chain root, root+1, ... in chunks: each rank receives chunk i+1 while it sends chunk i
 //   all_reduce_sum  rank r owns the r-th part of a block: it gets that part of every rank, sums in rank order
 //                   and sends the sum to every rank
+//   all_to_all      in rounds: every rank sends chunk i to every other rank while it receives theirs
 //   barrier         an all_gather of one byte
 #include "comm/gloo_communicator.hpp"
 
@@ -158,6 +159,8 @@ struct GlooCommunicator::Impl {
 
   void broadcast(std::byte* data, int64_t bytes, int root);
   void all_gather(const std::byte* in, int64_t bytes, std::byte* out);
+  void all_to_all(const std::byte* in, std::span<const int64_t> in_bytes, std::byte* out,
+                  std::span<const int64_t> out_bytes);
   void reduce_block(float* data, int64_t count);
 };
 
@@ -202,6 +205,52 @@ void GlooCommunicator::Impl::all_gather(const std::byte* in, int64_t bytes, std:
     for (int r = 0; r < options.size; ++r) {
       if (r != rank) {
         outgoing.push_back(send(in + begin, length, r, slot));
+      }
+    }
+    for (Message& message : incoming) {
+      finish_receive(message);
+    }
+    for (Message& message : outgoing) {
+      finish_send(message);
+    }
+  }
+}
+
+void GlooCommunicator::Impl::all_to_all(const std::byte* in, std::span<const int64_t> in_bytes,
+                                        std::byte* out, std::span<const int64_t> out_bytes) {
+  const size_t size = in_bytes.size();
+  std::vector<int64_t> in_begin(size);
+  std::vector<int64_t> out_begin(size);
+  int64_t largest = 0;
+  for (size_t r = 1; r < size; ++r) {
+    in_begin[r] = in_begin[r - 1] + in_bytes[r - 1];
+    out_begin[r] = out_begin[r - 1] + out_bytes[r - 1];
+  }
+  for (size_t r = 0; r < size; ++r) {
+    if (static_cast<int>(r) == options.rank) {
+      if (in_bytes[r] > 0) {
+        std::memcpy(out + out_begin[r], in + in_begin[r], static_cast<size_t>(in_bytes[r]));
+      }
+    } else {
+      largest = std::max({largest, in_bytes[r], out_bytes[r]});
+    }
+  }
+  // One slot for all rounds: a pair's messages keep their order, and ranks may have different numbers of
+  // rounds.
+  const uint64_t slot = next_slot();
+  for (int64_t begin = 0; begin < largest; begin += options.chunk_bytes) {
+    std::vector<Message> incoming;
+    std::vector<Message> outgoing;
+    for (size_t r = 0; r < size; ++r) {
+      const int64_t length = std::min(options.chunk_bytes, out_bytes[r] - begin);
+      if (static_cast<int>(r) != options.rank && length > 0) {
+        incoming.push_back(receive(out + out_begin[r] + begin, length, static_cast<int>(r), slot));
+      }
+    }
+    for (size_t r = 0; r < size; ++r) {
+      const int64_t length = std::min(options.chunk_bytes, in_bytes[r] - begin);
+      if (static_cast<int>(r) != options.rank && length > 0) {
+        outgoing.push_back(send(in + in_begin[r] + begin, length, static_cast<int>(r), slot));
       }
     }
     for (Message& message : incoming) {
@@ -372,6 +421,30 @@ Status GlooCommunicator::all_gather(const void* in, int64_t bytes, void* out, De
   }
   return run("all_gather", deadline, [&] {
     impl_->all_gather(static_cast<const std::byte*>(in), bytes, static_cast<std::byte*>(out));
+  });
+}
+
+Status GlooCommunicator::all_to_all(const void* in, std::span<const int64_t> in_bytes, void* out,
+                                    std::span<const int64_t> out_bytes, Deadline deadline) {
+  const size_t ranks = static_cast<size_t>(size());
+  const auto negative = [](int64_t bytes) { return bytes < 0; };
+  if (in_bytes.size() != ranks || out_bytes.size() != ranks || std::ranges::any_of(in_bytes, negative) ||
+      std::ranges::any_of(out_bytes, negative)) {
+    return internal_error("all_to_all takes {} sizes each way, none of them negative", size());
+  }
+  const size_t self = static_cast<size_t>(rank());
+  if (in_bytes[self] != out_bytes[self]) {
+    return internal_error("all_to_all: rank {} sends itself {} bytes and expects {}", rank(), in_bytes[self],
+                          out_bytes[self]);
+  }
+  if (size() == 1) {
+    if (in_bytes[0] > 0) {
+      std::memcpy(out, in, static_cast<size_t>(in_bytes[0]));
+    }
+    return impl_->broken;
+  }
+  return run("all_to_all", deadline, [&] {
+    impl_->all_to_all(static_cast<const std::byte*>(in), in_bytes, static_cast<std::byte*>(out), out_bytes);
   });
 }
 

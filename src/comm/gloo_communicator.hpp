@@ -1,10 +1,12 @@
 #pragma once
 // The communicator of hosts without NCCL: gloo's TCP transport between CPU buffers.
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
-#include "comm/communicator.hpp"
+#include "base/communicator.hpp"
 #include "comm/store.hpp"
 
 namespace accord::comm {
@@ -33,6 +35,8 @@ class GlooCommunicator : public Communicator {
   Status broadcast(void* data, int64_t bytes, int root, Deadline deadline) override;
   Status all_reduce_sum(float* data, int64_t count, Deadline deadline) override;
   Status all_gather(const void* in, int64_t bytes, void* out, Deadline deadline) override;
+  Status all_to_all(const void* in, std::span<const int64_t> in_bytes, void* out,
+                    std::span<const int64_t> out_bytes, Deadline deadline) override;
   Status barrier(Deadline deadline) override;
 
  private:

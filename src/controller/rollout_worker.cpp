@@ -43,7 +43,7 @@ class RolloutWorkerImpl final : public RolloutWorker {
   std::unique_ptr<text::Tokenizer> tokenizer_;
   std::unique_ptr<model::Model> model_;
   std::unique_ptr<rollout::Engine> engine_;
-  std::unique_ptr<comm::Communicator> group_;
+  std::unique_ptr<Communicator> group_;
   Buffer staging_;  // only where the KV cache is smaller than the arena
 
   std::mutex held_mutex_;

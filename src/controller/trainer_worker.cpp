@@ -61,7 +61,7 @@ class TrainerWorkerImpl final : public TrainerWorker {
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<weights::Arena> arena_;
   std::unique_ptr<trainer::Trainer> trainer_;
-  std::unique_ptr<comm::Communicator> group_;
+  std::unique_ptr<Communicator> group_;
   weights::ExportReport exported_;   // of what the arena holds
   std::optional<uint64_t> version_;  // none while the masters are ahead of the arena
   Phase phase_ = Phase::kNone;

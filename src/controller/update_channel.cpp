@@ -5,7 +5,7 @@
 
 namespace accord::controller {
 
-weights::UpdateChannel make_update_channel(comm::Communicator& communicator, Deadline deadline) {
+weights::UpdateChannel make_update_channel(Communicator& communicator, Deadline deadline) {
   weights::UpdateChannel channel;
   channel.broadcast = [&communicator, deadline](void* data, int64_t bytes) {
     return communicator.broadcast(data, bytes, kSenderRank, deadline);

@@ -129,6 +129,119 @@ TEST_CASE("all_gather keeps rank order") {
   }
 }
 
+namespace {
+
+// What rank `from` sends rank `to`: nothing, a byte, uneven ones and many chunks, different each way.
+int64_t block_bytes(int from, int to) {
+  const int64_t sizes[] = {0, 1, kChunk, 3 * kChunk + 17, 700, 0, 9 * kChunk - 1};
+  return sizes[(from * 3 + to * 5) % 7];
+}
+uint8_t block_byte(int from, int to, int64_t i) {
+  return static_cast<uint8_t>(i * 29 + from * 7 + to * 101 + (i >> 8));
+}
+
+Status exchange_blocks(Communicator& comm, const std::function<int64_t(int from, int to)>& size_of_block) {
+  std::vector<int64_t> in_bytes;
+  std::vector<int64_t> out_bytes;
+  std::vector<uint8_t> in;
+  std::vector<uint8_t> expected;
+  for (int r = 0; r < comm.size(); ++r) {
+    in_bytes.push_back(size_of_block(comm.rank(), r));
+    out_bytes.push_back(size_of_block(r, comm.rank()));
+    for (int64_t i = 0; i < in_bytes.back(); ++i) {
+      in.push_back(block_byte(comm.rank(), r, i));
+    }
+    for (int64_t i = 0; i < out_bytes.back(); ++i) {
+      expected.push_back(block_byte(r, comm.rank(), i));
+    }
+  }
+  std::vector<uint8_t> out(expected.size(), 0xEE);
+  ACCORD_RETURN_IF_ERROR(comm.all_to_all(in.data(), in_bytes, out.data(), out_bytes, soon()));
+  return out == expected ? absl::OkStatus() : internal_error("rank {} has wrong blocks", comm.rank());
+}
+
+}  // namespace
+
+TEST_CASE("all_to_all gives every pair its block whatever the sizes") {
+  for (int size = 1; size <= 4; ++size) {
+    CAPTURE(size);
+    check_all_ok(run_group(size, "a", kChunk, [](Communicator& comm) -> Status {
+      for (int repeat = 0; repeat < 3; ++repeat) {
+        ACCORD_RETURN_IF_ERROR(exchange_blocks(comm, block_bytes));
+        ACCORD_RETURN_IF_ERROR(exchange_blocks(comm, [](int, int) { return int64_t{0}; }));
+        // Rank 0 sends to the last rank alone: everybody has another number of rounds.
+        ACCORD_RETURN_IF_ERROR(exchange_blocks(comm, [&](int from, int to) {
+          return from == 0 && to == comm.size() - 1 ? 11 * kChunk : from < to ? int64_t{5} : int64_t{0};
+        }));
+        ACCORD_RETURN_IF_ERROR(comm.barrier(soon()));
+      }
+      return absl::OkStatus();
+    }));
+  }
+}
+
+TEST_CASE("all_to_all refuses sizes that do not fit and stays usable") {
+  check_all_ok(run_group(2, "sizes", kChunk, [](Communicator& comm) -> Status {
+    uint8_t in[8] = {};
+    uint8_t out[8] = {};
+    const std::vector<int64_t> good{1, 1};
+    const std::vector<int64_t> wrong[] = {{1}, {1, -1}, {1, 1, 1}};
+    for (const std::vector<int64_t>& sizes : wrong) {
+      if (comm.all_to_all(in, sizes, out, good, soon()).ok() ||
+          comm.all_to_all(in, good, out, sizes, soon()).ok()) {
+        return internal_error("wrong sizes are taken");
+      }
+    }
+    const std::vector<int64_t> other{2, 2};
+    if (comm.all_to_all(in, good, out, other, soon()).ok()) {
+      return internal_error("a block to itself of two sizes is taken");
+    }
+    return comm.all_to_all(in, good, out, good, soon());
+  }));
+}
+
+TEST_CASE("a rank lost before all_to_all is an error on all others") {
+  const auto begin = Deadline::Clock::now();
+  const auto results = run_group(4, "lost-a", kChunk, [](Communicator& comm) -> Status {
+    ACCORD_RETURN_IF_ERROR(comm.barrier(soon()));
+    if (comm.rank() == 1) {
+      return absl::OkStatus();
+    }
+    const Status status = exchange_blocks(comm, [](int, int) { return 6 * kChunk; });
+    const Status again = comm.barrier(soon());
+    return again == status ? status : internal_error("a broken communicator goes on: {}", message_of(again));
+  });
+  CHECK(Deadline::Clock::now() - begin < std::chrono::seconds(10));
+  for (const int rank : {0, 2, 3}) {
+    const Status& status = results[static_cast<size_t>(rank)];
+    CAPTURE(rank, message_of(status));
+    CHECK(exit_code(status) == ExitCode::kUnavailable);
+    CHECK(std::string(message_of(status)).find("all_to_all") != std::string::npos);
+  }
+}
+
+TEST_CASE("a rank that hangs ends all_to_all at its deadline") {
+  std::atomic<int> ended{0};
+  const auto begin = Deadline::Clock::now();
+  const auto results = run_group(3, "hang-a", kChunk, [&](Communicator& comm) -> Status {
+    if (comm.rank() == 2) {
+      while (ended < 2) {
+        std::this_thread::sleep_for(milliseconds(1));
+      }
+      return absl::OkStatus();
+    }
+    std::vector<uint8_t> in(3 * kChunk);
+    std::vector<uint8_t> out(3 * kChunk);
+    const std::vector<int64_t> sizes(3, kChunk);
+    const Status status = comm.all_to_all(in.data(), sizes, out.data(), sizes, soon(200));
+    ++ended;
+    return status;
+  });
+  CHECK(Deadline::Clock::now() - begin < std::chrono::seconds(10));
+  CHECK(exit_code(results[0]) == ExitCode::kUnavailable);
+  CHECK(exit_code(results[1]) == ExitCode::kUnavailable);
+}
+
 TEST_CASE("large buffers go through whole") {
   constexpr size_t kBytes = (size_t{96} << 20) + 12345;
   check_all_ok(run_group(3, "large", int64_t{8} << 20, [](Communicator& comm) -> Status {

@@ -7,11 +7,12 @@
 // error. A new group is made for the next epoch. Errors: kUnavailable, kDeadlineExceeded (exit code 69); the
 // message names group, operation, rank and peer.
 #include <cstdint>
+#include <span>
 
 #include "base/deadline.hpp"
 #include "base/status.hpp"
 
-namespace accord::comm {
+namespace accord {
 
 class Communicator {
  public:
@@ -29,8 +30,14 @@ class Communicator {
   // out[r*bytes ...] = the `bytes` bytes at `in` of rank r.
   virtual Status all_gather(const void* in, int64_t bytes, void* out, Deadline deadline) = 0;
 
+  // A block to every rank and one from every rank: in_bytes[r] bytes of `in` go to rank r, out_bytes[r] bytes
+  // come from rank r (its in_bytes of this rank). Blocks lie one after the other in rank order; sizes may
+  // differ and be zero. `in` and `out` do not overlap.
+  virtual Status all_to_all(const void* in, std::span<const int64_t> in_bytes, void* out,
+                            std::span<const int64_t> out_bytes, Deadline deadline) = 0;
+
   // Returns when every rank has called it.
   virtual Status barrier(Deadline deadline) = 0;
 };
 
-}  // namespace accord::comm
+}  // namespace accord
