@@ -189,7 +189,7 @@ StatusOr<SyncReport> TrainerWorkerImpl::sync(const SyncJob& job) {
   weights::UpdateOptions options;
   options.version = job.version;
   ACCORD_ASSIGN_OR_RETURN(const weights::UpdateReport report,
-                          weights::send_update(policy_->manifest, arena_->data(), digests, options,
+                          weights::send_update(policy_->manifest, arena_->data(), {digests, {}}, options,
                                                make_update_channel(*group_, Deadline::after(job.timeout))));
   return SyncReport{report.version, report.bytes, report.attempts};
 }

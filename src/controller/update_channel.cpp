@@ -7,8 +7,9 @@ namespace accord::controller {
 
 weights::UpdateChannel make_update_channel(Communicator& communicator, Deadline deadline) {
   weights::UpdateChannel channel;
-  channel.broadcast = [&communicator, deadline](void* data, int64_t bytes) {
-    return communicator.broadcast(data, bytes, kSenderRank, deadline);
+  channel.rank = communicator.rank();
+  channel.broadcast = [&communicator, deadline](void* data, int64_t bytes, int32_t root) {
+    return communicator.broadcast(data, bytes, root, deadline);
   };
   channel.agree = [&communicator, deadline](weights::Vote vote) -> StatusOr<weights::Vote> {
     const auto mine = static_cast<int32_t>(vote);

@@ -44,7 +44,7 @@ class Exporter {
       : manifest_(manifest), plan_(plan), masters_(masters), arena_(arena), pool_(pool) {}
 
   StatusOr<ExportReport> run(const ExportOptions& options) {
-    ACCORD_RETURN_IF_ERROR(prepare());
+    ACCORD_RETURN_IF_ERROR(prepare(options.owned));
     if (options.check_first) {
       ACCORD_RETURN_IF_ERROR(for_each_batch([this](std::vector<Part>& parts) { return scan(parts); }));
     }
@@ -60,7 +60,7 @@ class Exporter {
   }
 
  private:
-  Status prepare();
+  Status prepare(const std::vector<bool>& owned);
   Status for_each_batch(const std::function<Status(std::vector<Part>&)>& work);
   StatusOr<Part> read(size_t index, size_t unit) const;
   std::vector<Tile> tiles_of(const std::vector<Part>& parts) const;
@@ -79,9 +79,13 @@ class Exporter {
   ExportReport report_;
 };
 
-Status Exporter::prepare() {
+Status Exporter::prepare(const std::vector<bool>& owned) {
   if (arena_.size() < manifest_.arena_bytes) {
     return internal_error("an arena of {} bytes for weights of {}", arena_.size(), manifest_.arena_bytes);
+  }
+  if (!owned.empty() && owned.size() != manifest_.entries.size()) {
+    return internal_error("an export filter of {} entries for {} tensors", owned.size(),
+                          manifest_.entries.size());
   }
   std::map<std::string, size_t> unit_of;
   for (size_t i = 0; i < manifest_.entries.size(); ++i) {
@@ -97,7 +101,13 @@ Status Exporter::prepare() {
       units_.emplace_back();
     }
     units_[place->second].push_back(i);
+    if (!owned.empty() && owned[units_[place->second].front()] != owned[i]) {
+      return internal_error("{}: only a part of its unit {} is exported", entry.name, unit);
+    }
     report_.tensors.push_back({entry.name, "", 0.0, 0.0, 0.0});
+  }
+  if (!owned.empty()) {
+    std::erase_if(units_, [&](const Unit& unit) { return !owned[unit.front()]; });
   }
   largest_.assign(manifest_.entries.size(), 0);
   return absl::OkStatus();

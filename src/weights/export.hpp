@@ -50,6 +50,9 @@ struct ExportOptions {
   // Without it each unit is checked before it is written, and after an error the arena holds a mix that
   // nobody may use.
   bool check_first = true;
+  // Per manifest entry, whether it is exported (whole units: gate and up of one MLP together); empty: all.
+  // The others' bytes stay as they are, and the report leaves their digest empty.
+  std::vector<bool> owned{};
 };
 
 // Errors (kBadData, with the tensor's name): a master of the wrong size; a non-finite master, or one that

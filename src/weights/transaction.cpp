@@ -10,12 +10,20 @@
 #include "base/hash.hpp"
 #include "base/log.hpp"
 #include "weights/digest.hpp"
+#include "weights/spans.hpp"
 
 namespace accord::weights {
 namespace {
 
 constexpr size_t kDigestDigits = 32;
+constexpr int32_t kLeader = 0;
 constexpr uint64_t kMagic = 0x3154445055434341;  // "ACCUPDT1"
+
+using Owners = std::vector<int32_t>;  // per tensor
+
+std::string owners_digest(const Owners& owners) {
+  return digest_hex(owners.data(), owners.size() * sizeof(int32_t));
+}
 
 // The first message of an attempt. All ranks of a group have the same byte order.
 struct Offer {
@@ -25,9 +33,10 @@ struct Offer {
   int64_t num_tensors = 0;
   int64_t chunk_bytes = 0;
   char manifest_digest[kDigestDigits] = {};
-  char checksum[kDigestDigits] = {};  // of all before it
+  char owners_digest[kDigestDigits] = {};  // of the message that follows
+  char checksum[kDigestDigits] = {};       // of all before it
 };
-static_assert(std::is_trivially_copyable_v<Offer> && sizeof(Offer) == 5 * 8 + 2 * kDigestDigits);
+static_assert(std::is_trivially_copyable_v<Offer> && sizeof(Offer) == 5 * 8 + 3 * kDigestDigits);
 
 std::string checksum_of(const Offer& offer) { return digest_hex(&offer, offsetof(Offer, checksum)); }
 
@@ -40,7 +49,9 @@ Status check_digest(std::string_view digest, std::string_view what) {
   return absl::OkStatus();
 }
 
-StatusOr<Offer> make_offer(const WeightManifest& manifest, const UpdateOptions& options) {
+// `owners`: the sender's; a receiver learns them.
+StatusOr<Offer> make_offer(const WeightManifest& manifest, const UpdateOptions& options,
+                           const Owners* owners) {
   ACCORD_RETURN_IF_ERROR(check_digest(manifest.digest, "the manifest's digest"));
   Offer offer;
   offer.version = options.version;
@@ -48,6 +59,9 @@ StatusOr<Offer> make_offer(const WeightManifest& manifest, const UpdateOptions& 
   offer.num_tensors = static_cast<int64_t>(manifest.entries.size());
   offer.chunk_bytes = options.chunk_bytes;
   std::memcpy(offer.manifest_digest, manifest.digest.data(), kDigestDigits);
+  if (owners != nullptr) {
+    std::memcpy(offer.owners_digest, owners_digest(*owners).data(), kDigestDigits);
+  }
   std::memcpy(offer.checksum, checksum_of(offer).data(), kDigestDigits);
   return offer;
 }
@@ -73,15 +87,30 @@ std::string difference(const Offer& offer, const Offer& expected) {
   return "";
 }
 
-Status transfer(std::byte* data, int64_t bytes, int64_t chunk_bytes, const UpdateChannel& channel) {
-  for (int64_t begin = 0; begin < bytes; begin += chunk_bytes) {
-    const int64_t length = std::min(chunk_bytes, bytes - begin);
-    const Status status = channel.broadcast(data + begin, length);
+// Every byte of the arena from the rank that owns it, in chunks. `place` says where a chunk goes to, or comes
+// from on its owner.
+Status transfer(const WeightManifest& manifest, std::span<const int32_t> owners, int64_t chunk_bytes,
+                const UpdateChannel& channel, const std::function<std::byte*(const ArenaSpan&)>& place) {
+  for (const ArenaSpan& chunk : chunks_of(arena_spans(manifest, owners), chunk_bytes)) {
+    const Status status = channel.broadcast(place(chunk), chunk.end - chunk.begin, chunk.owner);
     if (!status.ok()) {
-      return annotate(status, fmt::format("weight bytes {} to {} of {}", begin, begin + length, bytes));
+      return annotate(status, fmt::format("weight bytes {} to {} of {} from sender {}", chunk.begin,
+                                          chunk.end, manifest.arena_bytes, chunk.owner));
     }
   }
   return absl::OkStatus();
+}
+
+Status broadcast_owners(Owners& owners, const UpdateChannel& channel) {
+  return channel.broadcast(owners.data(), static_cast<int64_t>(owners.size() * sizeof(int32_t)), kLeader);
+}
+
+std::string_view digest_in(const std::string& table, size_t tensor) {
+  return std::string_view(table).substr(tensor * kDigestDigits, kDigestDigits);
+}
+
+Status broadcast_digests(std::string& table, const UpdateChannel& channel) {
+  return channel.broadcast(table.data(), static_cast<int64_t>(table.size()), kLeader);
 }
 
 Status check(const UpdateOptions& options) {
@@ -106,30 +135,51 @@ Status given_up(const UpdateOptions& options, const std::string& problem) {
 }  // namespace
 
 StatusOr<UpdateReport> send_update(const WeightManifest& manifest, const std::byte* arena,
-                                   std::span<const std::string> digests, const UpdateOptions& options,
+                                   const UpdateContent& content, const UpdateOptions& options,
                                    const UpdateChannel& channel) {
   ACCORD_RETURN_IF_ERROR(check(options));
-  ACCORD_ASSIGN_OR_RETURN(Offer offer, make_offer(manifest, options));
-  if (digests.size() != manifest.entries.size()) {
-    return internal_error("{} digests for {} tensors", digests.size(), manifest.entries.size());
+  const size_t count = manifest.entries.size();
+  if (content.digests.size() != count || (!content.owners.empty() && content.owners.size() != count)) {
+    return internal_error("{} digests and {} owners for {} tensors", content.digests.size(),
+                          content.owners.size(), count);
   }
   std::string table;
-  for (size_t i = 0; i < digests.size(); ++i) {
-    ACCORD_RETURN_IF_ERROR(check_digest(digests[i], "the digest of " + manifest.entries[i].name));
-    table += digests[i];
+  for (size_t i = 0; i < count; ++i) {
+    ACCORD_RETURN_IF_ERROR(check_digest(content.digests[i], "the digest of " + manifest.entries[i].name));
+    table += content.digests[i];
   }
-  // The channel only reads on this side.
-  auto* content = const_cast<std::byte*>(arena);
+  const Owners owners =
+      content.owners.empty() ? Owners(count, kLeader) : Owners(content.owners.begin(), content.owners.end());
+  ACCORD_ASSIGN_OR_RETURN(const Offer mine, make_offer(manifest, options, &owners));
+  std::vector<std::byte> passing;  // what other senders send to the receivers
+  const auto place = [&](const ArenaSpan& chunk) {
+    if (chunk.owner == channel.rank) {
+      return const_cast<std::byte*>(arena) + chunk.begin;  // the channel only reads on this side
+    }
+    passing.resize(std::max(passing.size(), static_cast<size_t>(chunk.end - chunk.begin)));
+    return passing.data();
+  };
   UpdateReport report{options.version, 0, 0};
   while (report.attempts < options.max_attempts) {
     ++report.attempts;
-    ACCORD_RETURN_IF_ERROR(channel.broadcast(&offer, sizeof(offer)));
-    ACCORD_ASSIGN_OR_RETURN(Vote vote, channel.agree(Vote::kAccept));
+    Offer offer = mine;
+    Owners leaders = owners;
+    std::string digests = table;
+    ACCORD_RETURN_IF_ERROR(channel.broadcast(&offer, sizeof(offer), kLeader));
+    ACCORD_RETURN_IF_ERROR(broadcast_owners(leaders, channel));
+    std::string problem = difference(offer, mine);
+    if (problem.empty() && leaders != owners) {
+      problem = fmt::format("senders 0 and {} disagree on who owns the tensors", channel.rank);
+    }
+    ACCORD_ASSIGN_OR_RETURN(Vote vote, channel.agree(problem.empty() ? Vote::kAccept : Vote::kRefuse));
     if (vote == Vote::kAccept) {
-      ACCORD_RETURN_IF_ERROR(channel.broadcast(table.data(), static_cast<int64_t>(table.size())));
-      ACCORD_RETURN_IF_ERROR(transfer(content, manifest.arena_bytes, options.chunk_bytes, channel));
+      ACCORD_RETURN_IF_ERROR(broadcast_digests(digests, channel));
+      ACCORD_RETURN_IF_ERROR(transfer(manifest, owners, options.chunk_bytes, channel, place));
       report.bytes += manifest.arena_bytes;
-      ACCORD_ASSIGN_OR_RETURN(vote, channel.agree(Vote::kAccept));
+      if (digests != table) {
+        problem = fmt::format("senders 0 and {} disagree on the tensors' digests", channel.rank);
+      }
+      ACCORD_ASSIGN_OR_RETURN(vote, channel.agree(problem.empty() ? Vote::kAccept : Vote::kRefuse));
     }
     if (vote == Vote::kAccept) {
       ACCORD_ASSIGN_OR_RETURN(vote, channel.agree(Vote::kAccept));  // the copies
@@ -138,12 +188,50 @@ StatusOr<UpdateReport> send_update(const WeightManifest& manifest, const std::by
       return report;
     }
     if (vote == Vote::kRefuse) {
-      return refused(options, "");
+      return refused(options, problem);
     }
     log::warn("weight version {}: a receiver asks for it again (attempt {} of {})", options.version,
               report.attempts, options.max_attempts);
   }
   return given_up(options, "");
+}
+
+Status share_arena(const WeightManifest& manifest, std::span<const int32_t> owners,
+                   const std::vector<bool>& holds, std::byte* arena, int64_t chunk_bytes,
+                   const UpdateChannel& channel) {
+  // Chunks are the same on every rank, whatever it keeps of them.
+  std::vector<std::byte> passing;
+  for (const ArenaSpan& chunk : chunks_of(arena_spans(manifest, owners), chunk_bytes)) {
+    const bool direct = holds.empty() || chunk.owner == channel.rank;
+    if (!direct) {
+      passing.resize(static_cast<size_t>(std::min(chunk_bytes, manifest.arena_bytes)));
+    }
+    ACCORD_RETURN_IF_ERROR(annotate(channel.broadcast(direct ? arena + chunk.begin : passing.data(),
+                                                      chunk.end - chunk.begin, chunk.owner),
+                                    fmt::format("weight bytes of trainer rank {}", chunk.owner)));
+    for (size_t i = 0; !direct && i < manifest.entries.size(); ++i) {
+      const ArenaSpan tensor = tensor_span(manifest, i);
+      const int64_t begin = std::max(tensor.begin, chunk.begin);
+      const int64_t end = std::min(tensor.end, chunk.end);
+      if (holds[i] && begin < end) {
+        std::memcpy(arena + begin, passing.data() + (begin - chunk.begin), static_cast<size_t>(end - begin));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+Status verify_tensors(const WeightManifest& manifest, const std::byte* arena,
+                      std::span<const std::string> digests, const std::vector<bool>& holds,
+                      ThreadPool& pool) {
+  const std::vector<std::string> found = per_tensor_digests(manifest, arena, pool);
+  for (size_t i = 0; i < found.size(); ++i) {
+    if ((holds.empty() || holds[i]) && found[i] != digests[i]) {
+      return internal_error("{} has digest {} here and {} where it was made", manifest.entries[i].name,
+                            found[i], digests[i]);
+    }
+  }
+  return absl::OkStatus();
 }
 
 UpdateReceiver::UpdateReceiver(const WeightManifest& manifest, std::byte* arena, ThreadPool& pool, Copy copy)
@@ -156,18 +244,19 @@ UpdateReceiver::UpdateReceiver(const WeightManifest& manifest, std::byte* arena,
   }
 }
 
-StatusOr<Vote> UpdateReceiver::receive_content(std::byte* staging, const UpdateOptions& options,
-                                               const UpdateChannel& channel) {
+StatusOr<Vote> UpdateReceiver::receive_content(std::byte* staging, std::span<const int32_t> owners,
+                                               const UpdateOptions& options, const UpdateChannel& channel) {
   std::string table(manifest_.entries.size() * kDigestDigits, '\0');
-  ACCORD_RETURN_IF_ERROR(channel.broadcast(table.data(), static_cast<int64_t>(table.size())));
-  ACCORD_RETURN_IF_ERROR(transfer(staging, manifest_.arena_bytes, options.chunk_bytes, channel));
+  ACCORD_RETURN_IF_ERROR(broadcast_digests(table, channel));
+  ACCORD_RETURN_IF_ERROR(transfer(manifest_, owners, options.chunk_bytes, channel,
+                                  [staging](const ArenaSpan& chunk) { return staging + chunk.begin; }));
   const std::vector<std::string> digests = per_tensor_digests(manifest_, staging, pool_);
   int64_t num_different = 0;
   for (size_t i = 0; i < digests.size(); ++i) {
-    if (table.compare(i * kDigestDigits, kDigestDigits, digests[i]) != 0) {
+    if (digest_in(table, i) != digests[i]) {
       if (num_different++ == 0) {
         problem_ = fmt::format("{} arrived as {}, not {}", manifest_.entries[i].name, digests[i],
-                               table.substr(i * kDigestDigits, kDigestDigits));
+                               digest_in(table, i));
       }
     }
   }
@@ -181,7 +270,7 @@ StatusOr<Vote> UpdateReceiver::receive_content(std::byte* staging, const UpdateO
 StatusOr<UpdateReport> UpdateReceiver::receive(std::span<std::byte> staging, const UpdateOptions& options,
                                                const UpdateChannel& channel) {
   ACCORD_RETURN_IF_ERROR(check(options));
-  ACCORD_ASSIGN_OR_RETURN(const Offer expected, make_offer(manifest_, options));
+  ACCORD_ASSIGN_OR_RETURN(const Offer expected, make_offer(manifest_, options, nullptr));
   if (static_cast<int64_t>(staging.size()) < manifest_.arena_bytes) {
     return internal_error("the receive buffer has {} bytes, the weights {}", staging.size(),
                           manifest_.arena_bytes);
@@ -191,9 +280,12 @@ StatusOr<UpdateReport> UpdateReceiver::receive(std::span<std::byte> staging, con
   while (report.attempts < options.max_attempts) {
     ++report.attempts;
     Offer offer;
-    ACCORD_RETURN_IF_ERROR(channel.broadcast(&offer, sizeof(offer)));
+    Owners owners(manifest_.entries.size());
+    ACCORD_RETURN_IF_ERROR(channel.broadcast(&offer, sizeof(offer), kLeader));
+    ACCORD_RETURN_IF_ERROR(broadcast_owners(owners, channel));
     Vote mine = Vote::kAccept;
-    if (offer.magic != kMagic || text_of(offer.checksum) != checksum_of(offer)) {
+    if (offer.magic != kMagic || text_of(offer.checksum) != checksum_of(offer) ||
+        text_of(offer.owners_digest) != owners_digest(owners)) {
       problem_ = "the offer arrived damaged";
       mine = Vote::kAgain;
     } else if (std::string why = difference(offer, expected); !why.empty()) {
@@ -202,7 +294,7 @@ StatusOr<UpdateReport> UpdateReceiver::receive(std::span<std::byte> staging, con
     }
     ACCORD_ASSIGN_OR_RETURN(Vote vote, channel.agree(mine));
     if (vote == Vote::kAccept) {
-      ACCORD_ASSIGN_OR_RETURN(mine, receive_content(staging.data(), options, channel));
+      ACCORD_ASSIGN_OR_RETURN(mine, receive_content(staging.data(), owners, options, channel));
       report.bytes += manifest_.arena_bytes;
       ACCORD_ASSIGN_OR_RETURN(vote, channel.agree(mine));
     }

@@ -1,10 +1,13 @@
 #pragma once
-// One weight update as a transaction. All ranks of a group run the same rounds in step:
+// One weight update as a transaction. The first ranks of the group send, rank 0 leads; the others receive.
+// All run the same rounds in step:
 //
-//   sender                                    receiver
-//   offer: version, manifest, sizes   ----->  is it the update that was asked for?
+//   senders                                   receivers
+//   offer: version, manifest, sizes,
+//   owner of each tensor (rank 0)     ----->  is it the update that was asked for?
 //                                     <-----  vote (the worst vote of all ranks decides, everywhere)
-//   digests, then the arena in chunks ----->  into the staging buffer; digest of every tensor
+//   digests (rank 0), then the arena in
+//   chunks, each from its owner       ----->  into the staging buffer; digest of every tensor
 //                                     <-----  vote: again if a digest differs, up to max_attempts
 //                                             copy staging -> arena
 //                                     <-----  vote: again, everything, if the copy failed anywhere
@@ -31,8 +34,9 @@ enum class Vote : int32_t { kAccept = 0, kAgain = 1, kRefuse = 2 };
 
 // How the ranks of one group talk. Both functions are collective and end by a deadline of their own.
 struct UpdateChannel {
-  // The sender's bytes to everyone; on the sender `data` is only read.
-  std::function<Status(void* data, int64_t bytes)> broadcast;
+  int32_t rank = 0;
+  // The bytes of rank `root` to everyone; there `data` is only read.
+  std::function<Status(void* data, int64_t bytes, int32_t root)> broadcast;
   // The worst (largest) vote over all ranks, the same on all.
   std::function<StatusOr<Vote>(Vote vote)> agree;
 };
@@ -49,11 +53,29 @@ struct UpdateReport {
   int32_t attempts = 0;
 };
 
-// `digests`: of the arena's tensors, in manifest order. Errors: a refusal (kInternal), too many attempts
-// (kUnavailable), the channel's.
+// What the senders offer, the same on all of them; both in manifest order.
+struct UpdateContent {
+  std::span<const std::string> digests;
+  std::span<const int32_t> owners;  // the rank that sends each tensor; empty: rank 0 sends all
+};
+
+// Called by every sending rank; `arena` holds the tensors that this rank owns. Errors: a refusal (kInternal),
+// too many attempts (kUnavailable), senders that disagree on the content (kInternal), the channel's.
 StatusOr<UpdateReport> send_update(const WeightManifest& manifest, const std::byte* arena,
-                                   std::span<const std::string> digests, const UpdateOptions& options,
+                                   const UpdateContent& content, const UpdateOptions& options,
                                    const UpdateChannel& channel);
+
+// Completes the senders' arenas among themselves: every tensor from the rank that owns it to the ranks that
+// hold it (holds[i]: whether this one keeps tensor i; empty: all). Collective over the senders' own group,
+// without digests: see verify_tensors.
+Status share_arena(const WeightManifest& manifest, std::span<const int32_t> owners,
+                   const std::vector<bool>& holds, std::byte* arena, int64_t chunk_bytes,
+                   const UpdateChannel& channel);
+
+// Whether the arena's tensors (those that are held) have these digests. Errors: kInternal, naming the first
+// tensor that differs.
+Status verify_tensors(const WeightManifest& manifest, const std::byte* arena,
+                      std::span<const std::string> digests, const std::vector<bool>& holds, ThreadPool& pool);
 
 // The receiving end of one arena.
 class UpdateReceiver {
@@ -72,8 +94,8 @@ class UpdateReceiver {
   std::optional<uint64_t> version() const { return version_; }
 
  private:
-  StatusOr<Vote> receive_content(std::byte* staging, const UpdateOptions& options,
-                                 const UpdateChannel& channel);
+  StatusOr<Vote> receive_content(std::byte* staging, std::span<const int32_t> owners,
+                                 const UpdateOptions& options, const UpdateChannel& channel);
 
   const WeightManifest& manifest_;
   std::byte* arena_;

@@ -49,7 +49,7 @@ Export export_of(const ModelConfig& config, const recipe::PrecisionConfig& mlp, 
                  int threads = 1, bool check_first = true) {
   Export e = prepare(config, mlp);
   ThreadPool pool(threads);
-  auto report = export_weights(e.manifest, e.plan, masters, *e.arena, pool, {check_first});
+  auto report = export_weights(e.manifest, e.plan, masters, *e.arena, pool, {.check_first = check_first});
   INFO(message_of(report.status()));
   REQUIRE(report.ok());
   e.report = *std::move(report);
@@ -245,7 +245,7 @@ TEST_CASE("a master that is not finite in BF16 is refused by name, and the arena
     CHECK(exit_code(status) == ExitCode::kBadData);
     CHECK(std::string(message_of(status)).find(name + ": the master at row 3, column 17 is ") == 0);
     CHECK(std::memcmp(before.data(), e.arena->data(), before.size()) == 0);
-    CHECK_FALSE(export_weights(e.manifest, e.plan, borrow(masters), *e.arena, pool, {false}).ok());
+    CHECK_FALSE(export_weights(e.manifest, e.plan, borrow(masters), *e.arena, pool, {.check_first = false}).ok());
   }
 }
 
@@ -293,4 +293,44 @@ TEST_CASE("dequantized weights are the decoded values") {
     }
     CHECK(within);
   }
+}
+
+TEST_CASE("an arena exported by two owners, unit by unit, equals the one of a single owner") {
+  const ModelConfig config = small_config();
+  const MasterMap masters = random_masters(config, 9);
+  const Export whole = export_of(config, config_of(WeightFormat::kNVFP4), borrow(masters));
+  Export halves = prepare(config, config_of(WeightFormat::kNVFP4));
+  ThreadPool pool(2);
+  // Units alternate between the owners; gate and up of an expert go together.
+  std::vector<bool> first;
+  for (const WeightEntry& entry : halves.manifest.entries) {
+    first.push_back(entry.name.find("_proj.weight") != std::string::npos &&
+                    entry.name.find("down_proj") == std::string::npos);
+  }
+  std::vector<bool> second = first;
+  second.flip();
+  for (const std::vector<bool>& owned : {first, second}) {
+    const auto report =
+        export_weights(halves.manifest, halves.plan, borrow(masters), *halves.arena, pool, {true, owned});
+    REQUIRE(report.ok());
+    for (size_t i = 0; i < owned.size(); ++i) {
+      CHECK(report->tensors[i].digest == (owned[i] ? whole.report.tensors[i].digest : ""));
+    }
+  }
+  CHECK(same_arena(whole, halves));
+}
+
+TEST_CASE("a part of a quantization unit is not exported alone") {
+  const ModelConfig config = small_config();
+  const MasterMap masters = random_masters(config, 10);
+  Export e = prepare(config, config_of(WeightFormat::kNVFP4));
+  ThreadPool pool(1);
+  std::vector<bool> owned;
+  for (const WeightEntry& entry : e.manifest.entries) {
+    owned.push_back(entry.name != kExpert + "up_proj.weight");
+  }
+  const Status status =
+      export_weights(e.manifest, e.plan, borrow(masters), *e.arena, pool, {true, owned}).status();
+  CHECK(exit_code(status) == ExitCode::kInternal);
+  CHECK(std::string(message_of(status)).find("only a part of its unit") != std::string::npos);
 }

@@ -9,6 +9,7 @@
 #include "base/hash.hpp"
 #include "support/catch.hpp"
 #include "weights/digest.hpp"
+#include "weights/spans.hpp"
 
 using namespace accord;
 using namespace accord::weights;
@@ -39,16 +40,16 @@ WeightManifest small_manifest() {
 }
 
 // Broadcasts and votes between one thread per rank, with faults put in by message number. A message is
-// delivered when every rank has come to it.
+// delivered when every rank has come to it. Senders are the first ranks.
 class Bus {
  public:
   // Called on a receiver's copy of message `message`; a status other than OK is what its broadcast returns.
   using Fault = std::function<Status(int receiver, int message, std::byte* data, int64_t bytes)>;
 
-  explicit Bus(Fault fault = nullptr) : fault_(std::move(fault)) {}
+  explicit Bus(Fault fault = nullptr, int senders = 1) : fault_(std::move(fault)), senders_(senders) {}
 
-  UpdateChannel sender() { return channel(-1); }
-  UpdateChannel receiver(int index) { return channel(index); }
+  UpdateChannel sender(int index = 0) { return channel(index); }
+  UpdateChannel receiver(int index) { return channel(senders_ + index); }
 
   // One rank leaves: the others' calls fail from now on.
   void leave() {
@@ -58,15 +59,16 @@ class Bus {
   }
 
  private:
-  UpdateChannel channel(int receiver) {
-    return {[this, receiver, message = 0](void* data, int64_t bytes) mutable {
-              return broadcast(receiver, message++, static_cast<std::byte*>(data), bytes);
+  UpdateChannel channel(int rank) {
+    return {rank,
+            [this, rank, message = 0](void* data, int64_t bytes, int32_t root) mutable {
+              return broadcast(rank, message++, static_cast<std::byte*>(data), bytes, root);
             },
             [this](Vote vote) { return agree(vote); }};
   }
 
-  Status broadcast(int receiver, int message, std::byte* data, int64_t bytes) {
-    if (receiver < 0) {
+  Status broadcast(int rank, int message, std::byte* data, int64_t bytes, int32_t root) {
+    if (rank == root) {
       const std::lock_guard lock(mutex_);
       message_.assign(data, data + bytes);
     }
@@ -74,12 +76,13 @@ class Bus {
       return unavailable_error("a rank is gone");
     }
     Status status;
-    if (receiver >= 0) {
+    if (rank != root) {
       if (static_cast<int64_t>(message_.size()) != bytes) {
         status = internal_error("message {} has {} bytes, {} expected", message, message_.size(), bytes);
       } else {
         std::copy(message_.begin(), message_.end(), data);
-        status = fault_ ? fault_(receiver, message, data, bytes) : absl::OkStatus();
+        status =
+            fault_ && rank >= senders_ ? fault_(rank - senders_, message, data, bytes) : absl::OkStatus();
       }
       if (!status.ok()) {
         leave();
@@ -114,7 +117,7 @@ class Bus {
   bool meet() {
     std::unique_lock lock(mutex_);
     const int64_t round = round_;
-    if (++arrived_ == kReceivers + 1) {
+    if (++arrived_ == kReceivers + senders_) {
       arrived_ = 0;
       ++round_;
       changed_.notify_all();
@@ -126,6 +129,7 @@ class Bus {
   std::mutex mutex_;
   std::condition_variable changed_;
   Fault fault_;
+  const int senders_;
   std::vector<std::byte> message_;
   Vote worst_ = Vote::kAccept;
   int arrived_ = 0;
@@ -184,7 +188,7 @@ struct Fixture {
       });
     }
     outcome.sender =
-        send_update(sent != nullptr ? *sent : manifest, source.data(), digests, options, bus.sender());
+        send_update(sent != nullptr ? *sent : manifest, source.data(), {digests, {}}, options, bus.sender());
     if (!outcome.sender.ok()) {
       bus.leave();
     }
@@ -202,10 +206,11 @@ struct Fixture {
   }
 };
 
-// Messages of one attempt: the offer, the digests, then the chunks.
+// Messages of one attempt: the offer, the owners, the digests, then the chunks.
 constexpr int kOffer = 0;
-constexpr int kDigests = 1;
-constexpr int kFirstChunk = 2;
+constexpr int kOwners = 1;
+constexpr int kDigests = 2;
+constexpr int kFirstChunk = 3;
 
 bool mentions(const Status& status, const char* text) {
   return std::string(message_of(status)).find(text) != std::string::npos;
@@ -231,7 +236,7 @@ TEST_CASE("an update arrives everywhere and becomes visible") {
 }
 
 TEST_CASE("damage on the way is found, and everything is sent again") {
-  for (const int damaged : {kOffer, kDigests, kFirstChunk, kFirstChunk + 3}) {
+  for (const int damaged : {kOffer, kOwners, kDigests, kFirstChunk, kFirstChunk + 3}) {
     CAPTURE(damaged);
     Fixture f;
     Bus bus([&](int receiver, int message, std::byte* data, int64_t) {
@@ -366,4 +371,139 @@ TEST_CASE("a staging buffer that is too small is an error with both sizes") {
   std::vector<std::byte> staging(10);
   const Status status = f.receivers[0]->receive(staging, {}, bus.receiver(0)).status();
   CHECK(mentions(status, "has 10 bytes"));
+}
+
+namespace {
+
+// Two senders, each with garbage where the other's tensors lie.
+struct TwoSenders {
+  Fixture f;
+  std::vector<int32_t> owners{1, 0, 1};
+  std::vector<std::vector<std::byte>> arenas;
+
+  TwoSenders() {
+    for (int32_t rank = 0; rank < 2; ++rank) {
+      arenas.push_back(f.source);
+      for (size_t i = 0; i < owners.size(); ++i) {
+        const ArenaSpan span = tensor_span(f.manifest, i);
+        if (owners[i] != rank) {
+          std::fill(arenas.back().begin() + span.begin, arenas.back().begin() + span.end, std::byte{0xEE});
+        }
+      }
+    }
+  }
+
+  std::vector<StatusOr<UpdateReport>> send(Bus& bus, const UpdateContent& of_second) {
+    UpdateOptions options;
+    options.version = 1;
+    options.chunk_bytes = 700;
+    std::vector<StatusOr<UpdateReport>> results(2 + kReceivers, absl::UnknownError("not run"));
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        const auto index = static_cast<size_t>(rank);
+        results[index] =
+            send_update(f.manifest, arenas[index].data(),
+                        rank == 0 ? UpdateContent{f.digests, owners} : of_second, options, bus.sender(rank));
+        if (!results[index].ok()) {
+          bus.leave();
+        }
+      });
+    }
+    for (int i = 0; i < kReceivers; ++i) {
+      threads.emplace_back([&, i] {
+        std::vector<std::byte> staging(f.source.size());
+        results[static_cast<size_t>(2 + i)] =
+            f.receivers[static_cast<size_t>(i)]->receive(staging, options, bus.receiver(i));
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    return results;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("every tensor comes from the rank that owns it") {
+  TwoSenders t;
+  Bus bus(nullptr, 2);
+  for (const auto& result : t.send(bus, {t.f.digests, t.owners})) {
+    REQUIRE(result.ok());
+    CHECK(result->attempts == 1);
+  }
+  for (int i = 0; i < kReceivers; ++i) {
+    CHECK(t.f.holds(i, 1));
+  }
+}
+
+TEST_CASE("damage of one owner's bytes is repaired by all owners sending again") {
+  TwoSenders t;
+  Bus bus(
+      [](int receiver, int message, std::byte* data, int64_t) {
+        if (receiver == 2 && message == kFirstChunk) {
+          data[0] ^= std::byte{1};
+        }
+        return absl::OkStatus();
+      },
+      2);
+  for (const auto& result : t.send(bus, {t.f.digests, t.owners})) {
+    REQUIRE(result.ok());
+    CHECK(result->attempts == 2);
+  }
+  CHECK(t.f.holds(2, 1));
+}
+
+TEST_CASE("senders that disagree on owners or digests change nothing anywhere") {
+  TwoSenders t;
+  const std::vector<int32_t> other_owners{1, 1, 1};
+  std::vector<std::string> other_digests = t.f.digests;
+  other_digests[0] = digest_hex("another tensor");
+  for (const UpdateContent& content :
+       {UpdateContent{t.f.digests, other_owners}, UpdateContent{other_digests, t.owners}}) {
+    Bus bus(nullptr, 2);
+    const auto results = t.send(bus, content);
+    CHECK(mentions(results[1].status(), "senders 0 and 1 disagree"));
+    for (size_t i = 0; i < results.size(); ++i) {
+      CHECK_FALSE(results[i].ok());
+    }
+    CHECK_FALSE(t.f.receivers[0]->version().has_value());
+  }
+}
+
+TEST_CASE("senders complete their arenas from the owners and keep what they hold") {
+  for (const bool partial : {false, true}) {
+    CAPTURE(partial);
+    TwoSenders t;
+    Fixture& f = t.f;
+    Bus bus(nullptr, 2 - kReceivers);
+    std::vector<Status> results(2);
+    std::vector<std::thread> threads;
+    // The second rank does not keep tensor b.
+    const std::vector<bool> second_holds =
+        partial ? std::vector<bool>{true, false, true} : std::vector<bool>{};
+    for (int rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        const auto index = static_cast<size_t>(rank);
+        UpdateChannel channel = bus.sender(rank);
+        results[index] = share_arena(f.manifest, t.owners, rank == 1 ? second_holds : std::vector<bool>{},
+                                     t.arenas[index].data(), 700, channel);
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    CHECK(results[0].ok());
+    CHECK(results[1].ok());
+    CHECK(t.arenas[0] == f.source);
+    CHECK(verify_tensors(f.manifest, t.arenas[0].data(), f.digests, {}, f.pool).ok());
+    CHECK((t.arenas[1] == f.source) == !partial);
+    CHECK(verify_tensors(f.manifest, t.arenas[1].data(), f.digests, second_holds, f.pool).ok());
+    const Status all = verify_tensors(f.manifest, t.arenas[1].data(), f.digests, {}, f.pool);
+    CHECK(all.ok() == !partial);
+    if (partial) {
+      CHECK(mentions(all, "b has digest"));
+    }
+  }
 }

@@ -1,0 +1,37 @@
+#include "weights/spans.hpp"
+
+#include <algorithm>
+
+namespace accord::weights {
+
+ArenaSpan tensor_span(const WeightManifest& manifest, size_t index) {
+  const bool last = index + 1 == manifest.entries.size();
+  return {manifest.entries[index].data_offset,
+          last ? manifest.arena_bytes : manifest.entries[index + 1].data_offset, 0};
+}
+
+std::vector<ArenaSpan> arena_spans(const WeightManifest& manifest, std::span<const int32_t> owners) {
+  std::vector<ArenaSpan> spans;
+  for (size_t i = 0; i < manifest.entries.size(); ++i) {
+    ArenaSpan span = tensor_span(manifest, i);
+    span.owner = owners[i];
+    if (!spans.empty() && spans.back().owner == span.owner) {
+      spans.back().end = span.end;
+    } else {
+      spans.push_back(span);
+    }
+  }
+  return spans;
+}
+
+std::vector<ArenaSpan> chunks_of(std::span<const ArenaSpan> spans, int64_t chunk_bytes) {
+  std::vector<ArenaSpan> chunks;
+  for (const ArenaSpan& span : spans) {
+    for (int64_t begin = span.begin; begin < span.end; begin += chunk_bytes) {
+      chunks.push_back({begin, std::min(span.end, begin + chunk_bytes), span.owner});
+    }
+  }
+  return chunks;
+}
+
+}  // namespace accord::weights
