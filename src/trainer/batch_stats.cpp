@@ -3,8 +3,6 @@
 #include <bit>
 #include <cmath>
 
-#include "trainer/objective.hpp"
-
 namespace accord::trainer {
 
 Metrics token_metrics(std::span<const TokenRecord> tokens, bool has_reference, bool corrected) {
@@ -18,7 +16,7 @@ Metrics token_metrics(std::span<const TokenRecord> tokens, bool has_reference, b
     kl += t.kl;
     ppo_kl -= static_cast<double>(t.logprob) - static_cast<double>(t.old_logprob);
     importance += t.importance;
-    importance_clipped += t.importance >= kMaxImportance ? 1.0 : 0.0;
+    importance_clipped += t.importance_bounded ? 1.0 : 0.0;
     const double d = static_cast<double>(t.logprob) - static_cast<double>(t.rollout_logprob);
     const double w = std::exp(d);
     abs_sum += std::abs(d);

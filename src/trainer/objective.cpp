@@ -87,8 +87,16 @@ TokenLoss policy_loss(double new_logprob, double old_logprob, double advantage, 
   return result;
 }
 
-double importance_weight(double old_logprob, double rollout_logprob) {
-  return clamp_value(std::exp(old_logprob - rollout_logprob), 0.0, kMaxImportance);
+Importance importance_weight(recipe::ImportanceCorrection correction, double old_logprob,
+                             double rollout_logprob) {
+  if (correction == recipe::ImportanceCorrection::kNone) return {};
+  const double ratio = std::exp(old_logprob - rollout_logprob);
+  if (correction == recipe::ImportanceCorrection::kTis) {
+    return {clamp_value(ratio, 0.0, kMaxImportance), ratio >= kMaxImportance};
+  }
+  // A NaN is neither inside nor outside, and is kept.
+  const bool outside = ratio > kMaxImportance || ratio < 1.0 / kMaxImportance;
+  return {outside ? 0.0 : ratio, outside};
 }
 
 TokenKl token_kl(recipe::KlEstimator estimator, double new_logprob, double ref_logprob) {

@@ -5,7 +5,7 @@
 //
 // Sources: GRPO advantages (DeepSeekMath, arXiv 2402.03300); clip-higher and token-mean aggregation (DAPO,
 // arXiv 2503.14476); dual clip (arXiv 1912.09729); k1, k2, k3 (Schulman, "Approximating KL divergence",
-// 2020); truncated importance sampling (Ionides, "Truncated importance sampling", 2008).
+// 2020); truncated importance sampling (Ionides, "Truncated importance sampling", 2008) and masked.
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -53,9 +53,16 @@ struct TokenLoss {
 // max(-r A, -clip(r, 1-low, 1+high) A) with r = exp(clamp(new - old, +-20)).
 TokenLoss policy_loss(double new_logprob, double old_logprob, double advantage, const ClipRange& clip);
 
-// clamp(exp(old - rollout), 0, 2): how much more likely the trainer's policy, before the step's first update,
-// makes the token than the sampler did.
-double importance_weight(double old_logprob, double rollout_logprob);
+struct Importance {
+  double weight = 1.0;
+  bool bounded = false;  // tis: at the bound; mis: masked
+};
+
+// Of r = exp(old - rollout), how much more likely the trainer's policy, before the step's first update, makes
+// the token than the sampler did:
+//   none  1;  tis  min(r, 2);  mis  r where 1/2 <= r <= 2, and 0 elsewhere.
+Importance importance_weight(recipe::ImportanceCorrection correction, double old_logprob,
+                             double rollout_logprob);
 
 struct TokenKl {
   double value = 0.0;

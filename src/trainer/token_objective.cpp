@@ -16,10 +16,13 @@ TokenGradient token_objective(const recipe::AlgorithmPart& algorithm, const Toke
   record.dual_clipped = policy.dual_clipped;
   record.loss = policy.loss;
   TokenGradient gradient{policy.derivative, 0.0};
-  if (algorithm.importance_correction == recipe::ImportanceCorrection::kTis) {
-    record.importance = importance_weight(context.old_logprob, context.rollout_logprob);
-    record.loss *= record.importance;
-    gradient.dlogprob *= record.importance;
+  if (algorithm.importance_correction != recipe::ImportanceCorrection::kNone) {
+    const Importance importance =
+        importance_weight(algorithm.importance_correction, context.old_logprob, context.rollout_logprob);
+    record.importance = importance.weight;
+    record.importance_bounded = importance.bounded;
+    record.loss *= importance.weight;
+    gradient.dlogprob *= importance.weight;
   }
   if (context.ref_logprob) {
     const TokenKl kl = token_kl(algorithm.kl_estimator, value.logprob, *context.ref_logprob);

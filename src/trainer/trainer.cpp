@@ -26,9 +26,6 @@ Status validate_options(const TrainerOptions& options) {
   if (options.compute_dtype != Dtype::kF32 && options.compute_dtype != Dtype::kBF16) {
     return recipe_error("model.compute_dtype must be float32 or bfloat16");
   }
-  if (options.algorithm.importance_correction == recipe::ImportanceCorrection::kMis) {
-    return recipe_error("algorithm.importance_correction: masking is not built (use none or tis)");
-  }
   return absl::OkStatus();
 }
 

@@ -120,7 +120,8 @@ TEST_CASE("types are strict") {
 TEST_CASE("ranges are checked") {
   CHECK(set_error("run.steps=0").find("run.steps: must be from 1 to 1000000000, is 0") != std::string::npos);
   CHECK(set_error("rollout.temperature=0").find("0.0001") != std::string::npos);
-  CHECK(set_error("rollout.top_p=1.5").find("must be at least 1e-30 and at most 1, is 1.5") != std::string::npos);
+  CHECK(set_error("rollout.top_p=1.5").find("must be at least 1e-30 and at most 1, is 1.5") !=
+        std::string::npos);
   CHECK(set_error("rollout.top_k=0").find("must be -1 (all) or at least 1") != std::string::npos);
   CHECK(set_error("rollout.samples_per_prompt=1").find("at least 2") != std::string::npos);
   CHECK(set_error("trainer.tokens_per_microbatch=100").find("must hold one sample") != std::string::npos);
@@ -238,7 +239,6 @@ TEST_CASE("features that are not built yet are refused and located") {
       "algorithm.kl_coefficient=0.01",
       "algorithm.reference_kl=true",
       "algorithm.routing_replay=true",
-      "algorithm.importance_correction=mis",
       "precision.te_config_file=te.yaml",
       "precision.from_environment=true",
       "restart=workers",
@@ -269,6 +269,8 @@ TEST_CASE("the objective is chosen freely") {
   CHECK(recipe.algorithm.importance_correction == ImportanceCorrection::kTis);
   CHECK(recipe.algorithm.filter_zero_std);
   CHECK((recipe.algorithm.overlong_penalty == OverlongPenalty{10, 0.5}));
+  CHECK(load_set({"algorithm.importance_correction=mis"}).algorithm.importance_correction ==
+        ImportanceCorrection::kMis);
   CHECK(load_set({"algorithm.advantage=mean"}).algorithm.advantage == AdvantageKind::kMean);
   CHECK(load_set({"algorithm.aggregate=seq-mean-token-mean"}).algorithm.aggregate ==
         Aggregate::kSeqMeanTokenMean);

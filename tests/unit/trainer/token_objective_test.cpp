@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <tuple>
 #include <vector>
 
 // torch's logging macros and Catch2's share names; ours come last.
@@ -39,6 +40,10 @@ Tensor torch_loss(const Tensor& logits, int64_t token, const recipe::AlgorithmPa
   if (a.importance_correction == recipe::ImportanceCorrection::kTis) {
     const double d = static_cast<double>(context.old_logprob) - context.rollout_logprob;
     loss = loss * std::min(std::exp(d), 2.0);
+  }
+  if (a.importance_correction == recipe::ImportanceCorrection::kMis) {
+    const double d = static_cast<double>(context.old_logprob) - context.rollout_logprob;
+    loss = loss * (std::abs(d) <= std::log(2.0) ? std::exp(d) : 0.0);
   }
   if (context.ref_logprob) {
     const Tensor d = log_p[token] - static_cast<double>(*context.ref_logprob);
@@ -83,7 +88,8 @@ TEST_CASE("the gradient of a token's whole loss equals autograd from the logits 
     const kernels::SoftmaxStats stats = kernels::softmax_stats(logits.data_ptr<float>(), vocab, kTemperature);
     const float logprob = kernels::token_logprob(stats, logits.data_ptr<float>()[token], kTemperature);
     for (double entropy : {0.0, 0.05, -0.3}) {
-      for (auto correction : {recipe::ImportanceCorrection::kNone, recipe::ImportanceCorrection::kTis}) {
+      for (auto correction : {recipe::ImportanceCorrection::kNone, recipe::ImportanceCorrection::kTis,
+                              recipe::ImportanceCorrection::kMis}) {
         for (float d : {-0.9F, -0.1F, 0.0F, 0.15F, 1.5F}) {  // new - old
           for (double advantage : {-1.3, 0.0, 0.7}) {
             for (bool reference : {false, true}) {
@@ -94,7 +100,10 @@ TEST_CASE("the gradient of a token's whole loss equals autograd from the logits 
               algorithm.kl_coefficient = reference ? 0.2 : 0.0;
               TokenContext context;
               context.old_logprob = logprob - d;
-              context.rollout_logprob = context.old_logprob + (token % 2 == 0 ? 0.4F : -0.3F);
+              // Inside the bounds of every correction, above them and below them.
+              context.rollout_logprob = context.old_logprob + (moved % 3 == 0   ? 0.4F
+                                                               : moved % 3 == 1 ? -0.8F
+                                                                                : 0.9F);
               if (reference) context.ref_logprob = logprob + 0.6F;
               context.advantage = advantage;
               context.weight = kWeight;
@@ -107,17 +116,20 @@ TEST_CASE("the gradient of a token's whole loss equals autograd from the logits 
       }
     }
   }
-  CHECK(moved == 360);
+  CHECK(moved == 540);
 }
 
 TEST_CASE("an importance weight is the bounded ratio of trainer and sampler") {
-  CHECK(importance_weight(-1.25, -1.25) == 1.0);
-  CHECK(std::abs(importance_weight(-1.0, -1.5) - std::exp(0.5)) < 1e-15);
-  CHECK(std::abs(importance_weight(-3.0, -1.0) - std::exp(-2.0)) < 1e-15);
-  CHECK(importance_weight(-1.0, -2.0) == 2.0);
-  CHECK(importance_weight(-1.0, -1e9) == 2.0);
-  CHECK(importance_weight(-1e9, -1.0) == 0.0);
-  CHECK(std::isnan(importance_weight(std::numeric_limits<double>::quiet_NaN(), -1.0)));
+  const auto importance = [](double old_logprob, double rollout_logprob) {
+    return importance_weight(recipe::ImportanceCorrection::kTis, old_logprob, rollout_logprob).weight;
+  };
+  CHECK(importance(-1.25, -1.25) == 1.0);
+  CHECK(std::abs(importance(-1.0, -1.5) - std::exp(0.5)) < 1e-15);
+  CHECK(std::abs(importance(-3.0, -1.0) - std::exp(-2.0)) < 1e-15);
+  CHECK(importance(-1.0, -2.0) == 2.0);
+  CHECK(importance(-1.0, -1e9) == 2.0);
+  CHECK(importance(-1e9, -1.0) == 0.0);
+  CHECK(std::isnan(importance(std::numeric_limits<double>::quiet_NaN(), -1.0)));
 
   // A weight of one changes no bit; another one scales loss and derivative.
   TokenContext context;
@@ -138,6 +150,65 @@ TEST_CASE("an importance weight is the bounded ratio of trainer and sampler") {
   CHECK(std::abs(b.importance - std::exp(0.5)) < 1e-15);
   CHECK(std::abs(b.loss - a.loss * std::exp(0.5)) < 1e-15);
   CHECK(std::abs(gc.dlogprob - ga.dlogprob * std::exp(0.5)) < 1e-15);
+}
+
+TEST_CASE("masked importance weights keep ratios within a factor of two") {
+  const auto of = [](double ratio) {
+    return importance_weight(recipe::ImportanceCorrection::kMis, std::log(ratio) - 3.0, -3.0);
+  };
+  const auto equal = importance_weight(recipe::ImportanceCorrection::kMis, -1.25, -1.25);
+  CHECK(equal.weight == 1.0);
+  CHECK(!equal.bounded);
+  for (double inside : {0.5001, 0.75, 1.25, 1.9999}) {
+    CAPTURE(inside);
+    CHECK(std::abs(of(inside).weight - inside) < 1e-12);
+    CHECK(!of(inside).bounded);
+  }
+  for (double outside : {0.0, 1e-9, 0.4999, 2.0001, 1e9}) {
+    CAPTURE(outside);
+    CHECK(of(outside).weight == 0.0);
+    CHECK(of(outside).bounded);
+  }
+  const auto nan =
+      importance_weight(recipe::ImportanceCorrection::kMis, std::numeric_limits<double>::quiet_NaN(), -1.0);
+  CHECK(std::isnan(nan.weight));
+
+  // Truncation and masking over the same four tokens, by hand: ratios 1, 3/2, 3 and 1/4.
+  for (auto [correction, weights, bounded] :
+       {std::tuple{recipe::ImportanceCorrection::kTis, std::vector<double>{1.0, 1.5, 2.0, 0.25}, 0.25},
+        std::tuple{recipe::ImportanceCorrection::kMis, std::vector<double>{1.0, 1.5, 0.0, 0.0}, 0.5}}) {
+    recipe::AlgorithmPart algorithm;
+    algorithm.importance_correction = correction;
+    std::vector<TokenRecord> records;
+    for (double ratio : {1.0, 1.5, 3.0, 0.25}) {
+      TokenContext context;
+      context.old_logprob = -1.0F;
+      context.rollout_logprob = static_cast<float>(-1.0 - std::log(ratio));
+      context.advantage = 0.5;
+      context.weight = 0.25;
+      TokenGradient gradient = token_objective(algorithm, context, {-1.0F, 2.0F}, records.emplace_back());
+      // On policy the loss is -A w / n, and so is its derivative.
+      const double expected = -0.125 * weights[records.size() - 1];
+      CHECK(std::abs(records.back().loss - expected) < 1e-7);
+      CHECK(std::abs(gradient.dlogprob - expected) < 1e-7);
+      // Off policy, against a difference of the loss.
+      const auto loss_at = [&](float logprob) {
+        TokenRecord moved;
+        token_objective(algorithm, context, {logprob, 2.0F}, moved);
+        return moved.loss;
+      };
+      TokenRecord at;
+      constexpr float kStep = 0x1p-10F;
+      gradient = token_objective(algorithm, context, {-0.875F, 2.0F}, at);
+      const double difference = (loss_at(-0.875F + kStep) - loss_at(-0.875F - kStep)) / (2.0 * kStep);
+      CHECK(std::abs(gradient.dlogprob - difference) < 1e-6);
+    }
+    const Metrics metrics = token_metrics(records, false, true);
+    double mean = 0.0;
+    for (double weight : weights) mean += 0.25 * weight;
+    CHECK(std::abs(metrics.at("train/importance_mean") - mean) < 1e-7);
+    CHECK(metrics.at("train/importance_clip_fraction") == bounded);
+  }
 }
 
 TEST_CASE("the penalty for overlong responses is linear over the buffer") {

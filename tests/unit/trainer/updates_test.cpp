@@ -181,10 +181,25 @@ TEST_CASE("importance correction: the trainer's own log-probs are the old ones")
     CHECK(bounded.metrics.at("train/importance_clip_fraction") == 1.0);
   }
   options.algorithm.importance_correction = recipe::ImportanceCorrection::kMis;
-  ThreadPool pool(1);
-  const auto refused = Trainer::create(plain.config, options, pool,
-                                       [](const ParamSpec&, std::span<float>) { return absl::OkStatus(); });
-  CHECK(!refused.ok());
+  {
+    // Masked tokens teach nothing. Only the first sample keeps its own log-probs.
+    Fixture f(kModel, options, mxfp8_everywhere());
+    const StepReport none = step_of(f, samples);
+    CHECK(none.metrics.at("train/importance_mean") == 0.0);
+    CHECK(none.metrics.at("train/importance_clip_fraction") == 1.0);
+    CHECK(none.metrics.at("train/loss") == 0.0);
+    CHECK(none.metrics.at("train/grad_norm") == 0.0);
+    Fixture g(kModel, options, mxfp8_everywhere());
+    samples[0].rollout_logprobs = own[0];
+    const StepReport some = step_of(g, samples);
+    double tokens = 0.0;
+    for (const TrainSample& s : samples) tokens += s.response_length();
+    const double kept = samples[0].response_length() / tokens;
+    CHECK(std::abs(some.metrics.at("train/importance_mean") - kept) < 1e-12);
+    CHECK(std::abs(some.metrics.at("train/importance_clip_fraction") - (1.0 - kept)) < 1e-12);
+    CHECK(std::abs(some.metrics.at("train/loss") + kept * samples[0].advantage) < 1e-12);
+    CHECK(some.metrics.at("train/grad_norm") > 0.0);
+  }
 }
 
 TEST_CASE("a step is split into batches of whole groups and none is dropped") {
