@@ -35,11 +35,12 @@ Status check_backward(const WeightManifest& manifest, BackwardMode mode) {
   return absl::OkStatus();
 }
 
-LinearBackward::Operand LinearBackward::make(Form form, const model::LinearWeight& weight, const float* in,
-                                             int64_t rows, int64_t cols, formats::Element element) {
+LinearBackward::Operand LinearBackward::make(Form form, const Linear& linear, const float* in, int64_t rows,
+                                             int64_t cols, formats::Element element) {
   const Operand operand{nullptr, floats_};
   for (int64_t begin = 0; begin < rows; begin += kRowBlock) {
-    jobs_.push_back({form, element, &weight, in, begin, std::min(kRowBlock, rows - begin), cols, floats_});
+    jobs_.push_back({form, element, linear.parameter, linear.weight, in, begin,
+                     std::min(kRowBlock, rows - begin), cols, floats_});
   }
   floats_ += (rows * cols + 15) / 16 * 16;  // operands start on cache lines
   return operand;
@@ -47,29 +48,28 @@ LinearBackward::Operand LinearBackward::make(Form form, const model::LinearWeigh
 
 LinearBackward::Product LinearBackward::plan(const Linear& linear, const float* x, int64_t rows) {
   const model::LinearWeight& w = *linear.weight;
-  const float* master = w_.parameters.master(linear.parameter).data();
   const auto shared_input = [&](Form form) {
     for (const SharedInput& made : shared_) {
       if (made.form == form && made.format == w.format) return made.operand;
     }
-    shared_.push_back({form, w.format, make(form, w, x, rows, w.k)});
+    shared_.push_back({form, w.format, make(form, linear, x, rows, w.k)});
     return shared_.back().operand;
   };
   Product p{linear.parameter, w.n, {linear.dy, 0}, {}, {linear.dy, 0}, {x, 0}};
   switch (w.format == WeightFormat::kBF16 ? BackwardMode::kHighPrecision : w_.backward.mode) {
     case BackwardMode::kHighPrecision:
-      p.weight = make(Form::kRounded, w, master, w.n, w.k);
+      p.weight = make(Form::kOriginal, linear, nullptr, w.n, w.k);
       break;
     case BackwardMode::kDequantized:
-      p.weight = make(Form::kDecoded, w, nullptr, w.n, w.k);
+      p.weight = make(Form::kDecoded, linear, nullptr, w.n, w.k);
       p.x = shared_input(Form::kActivation);
       break;
     case BackwardMode::kQuantized: {
       const formats::Element element =
           w_.backward.e5m2(linear.parameter) ? formats::Element::kE5M2 : formats::Element::kE4M3;
-      p.weight = make(Form::kMasterColumns, w, master, w.n, w.k);
-      p.dgrad_dy = make(Form::kRows, w, linear.dy, rows, w.n, element);
-      p.wgrad_dy = make(Form::kColumns, w, linear.dy, rows, w.n, element);
+      p.weight = make(Form::kMasterColumns, linear, nullptr, w.n, w.k);
+      p.dgrad_dy = make(Form::kRows, linear, linear.dy, rows, w.n, element);
+      p.wgrad_dy = make(Form::kColumns, linear, linear.dy, rows, w.n, element);
       p.x = shared_input(Form::kColumns);
       break;
     }
@@ -93,19 +93,20 @@ void LinearBackward::run_job(const Job& job, float* out) {
     kernels::decoded_weight(*job.weight, job.row_begin, job.rows, out);
     return;
   }
-  const float* in = job.in + at;
-  if (job.form == Form::kRounded) {
-    kernels::round_to_bf16(in, count, out);
+  if (job.form == Form::kOriginal) {
+    w_.parameters.read_weight(job.parameter, at, count, out);
     return;
   }
   const Workspace::Lease scratch(w_, static_cast<size_t>(kernels::backward_operand_scratch(job.cols)));
   if (job.form == Form::kActivation) {
-    kernels::decoded_activation(in, job.rows, job.cols, job.weight->format, out, scratch.data());
+    kernels::decoded_activation(job.in + at, job.rows, job.cols, job.weight->format, out, scratch.data());
     return;
   }
+  const float* in = out;
   if (job.form == Form::kMasterColumns) {
-    kernels::round_to_bf16(in, count, out);
-    in = out;
+    w_.parameters.read_weight(job.parameter, at, count, out);
+  } else {
+    in = job.in + at;
   }
   const formats::Axis axis = job.form == Form::kRows ? formats::Axis::kRow : formats::Axis::kCol;
   kernels::mxfp8_operand(in, job.rows, job.cols, axis, job.element, out, scratch.data());

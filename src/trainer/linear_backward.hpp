@@ -36,12 +36,12 @@ class LinearBackward {
 
  private:
   enum class Form : uint8_t {
-    kRounded,        // bf16(in)
+    kOriginal,       // bf16(master)
     kDecoded,        // bf16(decoded rows of the weight)
     kActivation,     // bf16(decoded Q_row(in)), in the weight's format
     kRows,           // decoded MXFP8 by rows of in
     kColumns,        // decoded MXFP8 by columns of in
-    kMasterColumns,  // decoded MXFP8 by columns of bf16(in)
+    kMasterColumns,  // decoded MXFP8 by columns of bf16(master)
   };
   // Where an operand is: as given, or made by run() in the buffer.
   struct Operand {
@@ -51,8 +51,9 @@ class LinearBackward {
   struct Job {
     Form form;
     formats::Element element;
+    int64_t parameter;
     const model::LinearWeight* weight;
-    const float* in;
+    const float* in;  // null where the weight is the input
     int64_t row_begin, rows, cols;
     int64_t offset;  // of the operand
   };
@@ -66,7 +67,7 @@ class LinearBackward {
     std::vector<Product> products;
   };
 
-  Operand make(Form form, const model::LinearWeight& weight, const float* in, int64_t rows, int64_t cols,
+  Operand make(Form form, const Linear& linear, const float* in, int64_t rows, int64_t cols,
                formats::Element element = formats::Element::kE4M3);
   Product plan(const Linear& linear, const float* x, int64_t rows);
   void run_job(const Job& job, float* out);

@@ -68,33 +68,35 @@ double learning_rate(const recipe::OptimizerPart& optimizer, int64_t total_steps
   return optimizer.min_lr + (optimizer.lr - optimizer.min_lr) * share;
 }
 
-double gradient_norm(const Parameters& parameters, ThreadPool& pool) {
-  const std::span<const float> all = parameters.all_gradients();
-  const int64_t total = parameters.total();
+double gradient_squares(const Parameters& parameters, ThreadPool& pool) {
+  const std::span<const float> all = parameters.owned_gradients();
+  const int64_t total = static_cast<int64_t>(all.size());
   std::vector<double> sums(static_cast<size_t>((total + kBlock - 1) / kBlock));
   for_blocks(total, pool, [&](int64_t block, int64_t begin, int64_t count) {
     sums[static_cast<size_t>(block)] = sum_of_squares(all.data() + begin, count);
   });
   double sum = 0.0;
   for (double s : sums) sum += s;
-  return std::sqrt(sum);
+  return sum;
 }
 
-std::string first_non_finite_gradient(const Parameters& parameters) {
+int64_t first_non_finite_gradient(const Parameters& parameters) {
   for (int64_t i = 0; i < parameters.count(); ++i) {
+    if (!parameters.shards().owns(i)) continue;
     const auto gradient = parameters.gradient(i);
     if (!std::all_of(gradient.begin(), gradient.end(), [](float g) { return std::isfinite(g); })) {
-      return parameters.specs()[static_cast<size_t>(i)].name;
+      return i;
     }
   }
-  return {};
+  return -1;
 }
 
 void clip_gradients(const Parameters& parameters, double norm, double clip, ThreadPool& pool) {
   if (clip <= 0.0 || norm + kClipEpsilon <= clip) return;
   const float scale = static_cast<float>(clip / (norm + kClipEpsilon));
-  float* all = parameters.all_gradients().data();
-  for_blocks(parameters.total(), pool, [&](int64_t, int64_t begin, int64_t count) {
+  const std::span<float> owned = parameters.owned_gradients();
+  float* all = owned.data();
+  for_blocks(static_cast<int64_t>(owned.size()), pool, [&](int64_t, int64_t begin, int64_t count) {
     for (int64_t i = begin; i < begin + count; ++i) all[i] *= scale;
   });
 }

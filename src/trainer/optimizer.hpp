@@ -16,16 +16,16 @@ namespace accord::trainer {
 //   linear, cosine  from lr at `completed` = w to min_lr at n, and min_lr after it
 double learning_rate(const recipe::OptimizerPart& optimizer, int64_t total_steps, int64_t completed);
 
-// Euclidean norm of all gradients, summed over fixed blocks in order.
-double gradient_norm(const Parameters& parameters, ThreadPool& pool);
+// Sum of the squares of the owned gradients, over fixed blocks in order.
+double gradient_squares(const Parameters& parameters, ThreadPool& pool);
 
-// Name of the first tensor with a non-finite gradient; empty: none.
-std::string first_non_finite_gradient(const Parameters& parameters);
+// Index of the first owned parameter with a non-finite gradient; -1: none.
+int64_t first_non_finite_gradient(const Parameters& parameters);
 
-// Scales all gradients by clip / (norm + 1e-6) where norm exceeds clip; clip 0 never does.
+// Scales the owned gradients by clip / (norm + 1e-6) where norm exceeds clip; clip 0 never does.
 void clip_gradients(const Parameters& parameters, double norm, double clip, ThreadPool& pool);
 
-// One update; `steps` is the number of updates including this one (bias correction).
+// One update of what this rank owns; `steps` is the number of updates including this one (bias correction).
 //   master *= 1 - lr * decay;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 //   master -= lr / (1 - b1^steps) * m / (sqrt(v) / sqrt(1 - b2^steps) + eps)
 // A learning rate of 0 updates the moments and leaves every bit of the masters.

@@ -5,15 +5,35 @@
 
 namespace accord::trainer {
 
-MicroBatchPlan pack_sequences(std::span<const int64_t> lengths, int64_t tokens_per_microbatch) {
+namespace {
+
+// Indices, the longest first, equal ones by index.
+std::vector<int32_t> longest_first(std::span<const int64_t> lengths) {
   std::vector<int32_t> order(lengths.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
     return lengths[static_cast<size_t>(a)] > lengths[static_cast<size_t>(b)];
   });
+  return order;
+}
+
+}  // namespace
+
+std::vector<int32_t> assign_samples(std::span<const int64_t> num_tokens, int32_t ranks) {
+  std::vector<int32_t> assigned(num_tokens.size());
+  std::vector<int64_t> load(static_cast<size_t>(ranks));
+  for (int32_t index : longest_first(num_tokens)) {
+    const auto least = std::min_element(load.begin(), load.end());
+    assigned[static_cast<size_t>(index)] = static_cast<int32_t>(least - load.begin());
+    *least += num_tokens[static_cast<size_t>(index)];
+  }
+  return assigned;
+}
+
+MicroBatchPlan pack_sequences(std::span<const int64_t> lengths, int64_t tokens_per_microbatch) {
   MicroBatchPlan plan;
   std::vector<int64_t> used;
-  for (int32_t index : order) {
+  for (int32_t index : longest_first(lengths)) {
     const int64_t length = lengths[static_cast<size_t>(index)];
     size_t bin = 0;
     while (bin < plan.size() && used[bin] + length > tokens_per_microbatch) ++bin;

@@ -16,6 +16,10 @@ using MicroBatchPlan = std::vector<std::vector<int32_t>>;
 // the order is ascending. A sequence longer than the budget has a micro-batch of its own.
 MicroBatchPlan pack_sequences(std::span<const int64_t> lengths, int64_t tokens_per_microbatch);
 
+// The rank of each sample, balanced by tokens: the longest first, each to the rank with the fewest tokens;
+// equal lengths by index, equal ranks the lower one.
+std::vector<int32_t> assign_samples(std::span<const int64_t> num_tokens, int32_t ranks);
+
 // One sequence as it is trained: all its tokens but the last are fed (the last one is only predicted).
 struct Sequence {
   std::span<const int32_t> tokens;

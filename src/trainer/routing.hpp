@@ -19,9 +19,9 @@ class RecordedRouting {
 
   // Compares with the experts that these probabilities choose by score.
   void compare(int64_t layer, const float* probs_TE);
-  // Share of chosen experts that both know, over everything compared; NaN before.
-  double overlap() const { return common_ / chosen_; }
-  bool compared() const { return chosen_ > 0.0; }
+  // Experts chosen by score over everything compared, and those among them that the routing knows.
+  double chosen() const { return chosen_; }
+  double common() const { return common_; }
 
  private:
   const ModelConfig& config_;

@@ -7,6 +7,12 @@
 //
 // After every step that returned OK the caller exports the masters into the arena before the next one.
 // Results depend on the samples, their order and tokens_per_microbatch, never on the number of threads.
+//
+// Several ranks train one policy: each on its own samples of a step, normalized by the totals of the whole
+// step; gradients are summed on the rank that owns the tensor, which alone keeps its master and moments
+// (shards.hpp). Calls marked collective are made by all ranks in the same order, and fail on all or on none,
+// unless the communicator breaks.
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -15,6 +21,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/communicator.hpp"
+#include "base/deadline.hpp"
 #include "base/flow.hpp"
 #include "base/model_config.hpp"
 #include "base/status.hpp"
@@ -50,16 +58,18 @@ struct StepReport {
   // reference; importance_mean and importance_clip_fraction with an importance correction);
   // mismatch/logprob_abs_diff_mean|max, kl_k1, kl_k3, equal_fraction, ess_ratio (and expert_overlap when the
   // samples carry routing).
+  // Over the samples of all ranks, and the same on all of them.
   Metrics metrics;
-  std::vector<std::vector<float>> logprobs;  // per sample, per response token
+  std::vector<std::vector<float>> logprobs;  // per sample of this rank, per response token
+  int64_t num_tokens = 0;                    // response tokens of all ranks' samples
 };
 
 struct SftReport {
   Metrics metrics;  // train/loss (mean over response tokens), train/grad_norm, train/learning_rate
 };
 
-// Sizes of the whole batch of a step. With several trainer ranks each rank passes the global ones, so that
-// the loss is normalized by the global batch; zero means: count the samples given.
+// Sizes of the whole batch of an update, over all ranks; the loss is normalized by them. Zero: count the
+// ranks' samples.
 struct BatchTotals {
   int64_t num_tokens = 0;  // response tokens
   int64_t num_samples = 0;
@@ -79,9 +89,12 @@ struct TrainerOptions {
   std::vector<std::string> e5m2_gradients;
   // Intermediates of a layer are kept from the forward while they fit; other layers are recomputed.
   int64_t activation_bytes = int64_t{1} << 30;
-  // Called with the local gradients (all tensors, manifest order, zero padded) before clipping. Where
-  // several ranks train, it sums over them.
-  std::function<Status(std::span<float> gradients)> reduce_gradients;
+  // This rank among those that train the policy, and how many ranks share the experts of a layer.
+  int32_t rank = 0;
+  int32_t size = 1;
+  int32_t expert_parallel = 1;
+  // Per parameter, canonical order: the plan's unit (its tensors have one owner); empty: none.
+  std::vector<std::string> units;
 };
 
 // A named piece of training state, shared with the trainer.
@@ -93,7 +106,7 @@ struct StateTensor {
 
 class Trainer {
  public:
-  // Fills `values` with one tensor's initial masters.
+  // Fills `values` with one tensor's initial masters. Called for the tensors that this rank owns.
   using LoadMaster = std::function<Status(const ParamSpec& spec, std::span<float> values)>;
 
   // `pool` must outlive the trainer and is used by its calls only while they run.
@@ -101,26 +114,49 @@ class Trainer {
                                                    ThreadPool& pool, const LoadMaster& load_master);
   ~Trainer();
 
+  // Before the first collective call, where there are several ranks. `group` must outlive the trainer or the
+  // next connect().
+  Status connect(Communicator& group);
+
   // The forward reads these bytes, which must keep their address and hold Q(bf16(masters)) at every step.
   Status bind_arena(const WeightManifest& manifest, const void* arena);
 
-  // Empty when there is no such parameter.
+  // Empty when there is no such parameter, or another rank owns it.
   std::span<float> master(std::string_view name);
-  // The last step's gradient, after clipping.
+  // The last step's gradient, summed over ranks and after clipping. Empty like master().
   std::span<const float> gradient(std::string_view name) const;
   std::span<const ParamSpec> parameters() const;
+  // Whether this rank owns or holds a parameter, and who owns it (shards.hpp); false and -1: no such
+  // parameter.
+  bool owns(std::string_view name) const;
+  bool holds(std::string_view name) const;
+  int32_t owner(std::string_view name) const;
 
   // One optimizer step. An error leaves masters and moments as they were. A non-finite loss or gradient is
   // an error (exit code kBadData) that names the step and the sample or tensor.
+  //
+  // Collective. `samples` are this rank's, possibly none; `places` says where each stands among all samples
+  // of the step (any numbers that differ between samples and ascend in the step's order), which is the order
+  // in which metrics are summed. A single rank may leave it out.
   StatusOr<StepReport> train_step(std::span<const TrainSample> samples, uint64_t step,
-                                  BatchTotals totals = {});
-  // Cross-entropy, mean over response tokens, under the same optimizer (see set_optimizer).
-  StatusOr<SftReport> sft_step(std::span<const SftSample> samples, uint64_t step, BatchTotals totals = {});
-  // Log-probs of the response tokens without a step: per sample, per response token.
-  StatusOr<std::vector<std::vector<float>>> logprobs(std::span<const TrainSample> samples);
+                                  BatchTotals totals = {}, std::span<const int64_t> places = {},
+                                  Deadline deadline = Deadline::after(std::chrono::hours(24)));
+  // Cross-entropy, mean over response tokens, under the same optimizer (see set_optimizer). Collective like
+  // train_step.
+  StatusOr<SftReport> sft_step(std::span<const SftSample> samples, uint64_t step, BatchTotals totals = {},
+                               std::span<const int64_t> places = {},
+                               Deadline deadline = Deadline::after(std::chrono::hours(24)));
+  // Log-probs of the response tokens without a step: per sample, per response token. Local, and a single rank
+  // needs a sample; with expert_parallel > 1 collective.
+  StatusOr<std::vector<std::vector<float>>> logprobs(
+      std::span<const TrainSample> samples, Deadline deadline = Deadline::after(std::chrono::hours(24)));
+  // Brings bf16(master) of low-precision weights to the ranks that compute with it but do not own it, where
+  // the backward mode needs it. Collective; after bind_arena, and again after every update and change of
+  // masters, before the next step.
+  Status share_originals(Deadline deadline = Deadline::after(std::chrono::hours(24)));
 
-  // Training state for checkpoints: write `values` out, or fill them, then set the step count. The order is
-  // fixed; the spans stay valid for the trainer's life.
+  // Training state for checkpoints: write `values` out, or fill them, then set the step count. Holds the
+  // tensors that this rank owns. The order is fixed; the spans stay valid for the trainer's life.
   std::vector<StateTensor> state();
   int64_t optimizer_steps() const;
   void set_optimizer_steps(int64_t steps);

@@ -4,16 +4,6 @@
 
 namespace accord::trainer {
 
-namespace {
-
-double num_tokens(const StepReport& report) {
-  size_t count = 0;
-  for (const std::vector<float>& sample : report.logprobs) count += sample.size();
-  return static_cast<double>(count);
-}
-
-}  // namespace
-
 std::vector<SampleRange> split_updates(int64_t num_samples, int64_t group_size, int64_t updates) {
   const int64_t groups = num_samples / group_size;
   const int64_t count = std::min(updates, groups);
@@ -31,7 +21,7 @@ Metrics combine_updates(std::span<const StepReport> reports) {
   Metrics combined = reports[0].metrics;
   if (reports.size() == 1) return combined;
   double all_tokens = 0.0;
-  for (const StepReport& report : reports) all_tokens += num_tokens(report);
+  for (const StepReport& report : reports) all_tokens += static_cast<double>(report.num_tokens);
   const double updates = static_cast<double>(reports.size());
   for (auto& [name, value] : combined) {
     if (name.starts_with("mismatch/")) continue;
@@ -43,7 +33,9 @@ Metrics combine_updates(std::span<const StepReport> reports) {
     const bool per_update = name == "train/loss" || name == "train/grad_norm";
     value = 0.0;
     for (const StepReport& report : reports) {
-      const double share = summed ? 1.0 : per_update ? 1.0 / updates : num_tokens(report) / all_tokens;
+      const double share = summed       ? 1.0
+                           : per_update ? 1.0 / updates
+                                        : static_cast<double>(report.num_tokens) / all_tokens;
       value += share * report.metrics.at(name);
     }
   }

@@ -69,10 +69,14 @@ const float* Workspace::operand(MatrixView view, Buffer& buffer) const {
 }
 
 const float* Workspace::weight(int64_t index, Buffer& buffer) const {
-  const std::span<const float> master = parameters.master(index);
-  buffer.ensure(master.size_bytes());
-  round_into(master.data(), static_cast<int64_t>(master.size()), buffer.as<float>());
-  return buffer.as<float>();
+  const int64_t count = parameters.specs()[static_cast<size_t>(index)].numel();
+  buffer.ensure(static_cast<size_t>(count) * sizeof(float));
+  float* out = buffer.as<float>();
+  pool.parallel_for((count + kElementBlock - 1) / kElementBlock, [&](int64_t block) {
+    const int64_t begin = block * kElementBlock;
+    parameters.read_weight(index, begin, std::min(kElementBlock, count - begin), out + begin);
+  });
+  return out;
 }
 
 void Workspace::round_gradient(float* values, int64_t count) const {

@@ -56,7 +56,7 @@ class Workspace {
 
   // `view` as contiguous fp32: itself, or a copy in `buffer`.
   const float* operand(MatrixView view, Buffer& buffer) const;
-  // bf16(master) of a weight as fp32, in `buffer`.
+  // bf16(master) of a weight that this rank holds as fp32, in `buffer`.
   const float* weight(int64_t index, Buffer& buffer) const;
   // A gradient as a GEMM operand: bf16(values) in place, or as it is when the compute dtype is float32.
   void round_gradient(float* values, int64_t count) const;

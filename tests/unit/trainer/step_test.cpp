@@ -343,29 +343,4 @@ TEST_CASE("experts without tokens get no gradient, and replayed routing is follo
   }
 }
 
-TEST_CASE("several ranks: gradients of shards under global totals add up") {
-  const auto samples = recorded_samples("qwen3_moe", 2);
-  TrainerOptions options = reference_options();
-  options.optimizer.clip_grad = 0.0;
-  int64_t tokens = 0;
-  for (const auto& s : samples) tokens += s.response_length();
-  std::vector<float> whole, sum;
-  options.reduce_gradients = [&](std::span<float> g) {
-    whole.assign(g.begin(), g.end());
-    return absl::OkStatus();
-  };
-  Fixture f("qwen3_moe", options);
-  step_of(f, samples);
-  options.reduce_gradients = [&](std::span<float> g) {
-    sum.resize(g.size());
-    for (size_t i = 0; i < g.size(); ++i) sum[i] += g[i];
-    return absl::OkStatus();
-  };
-  for (size_t rank = 0; rank < 2; ++rank) {
-    Fixture shard("qwen3_moe", options);
-    REQUIRE(shard.trainer->train_step(std::span(samples).subspan(rank * 2, 2), 1, {tokens, 4}).ok());
-  }
-  CHECK(relative_frobenius(sum, whole) < 1e-5);
-}
-
 }  // namespace accord::trainer

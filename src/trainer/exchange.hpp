@@ -1,0 +1,27 @@
+#pragma once
+// What trainer ranks move between each other in every update, in rounds of bounded chunks:
+//
+//   gradients   every holder's to the owner, which adds them up
+//   originals   bf16(master) of low-precision weights, from the owner to the other holders
+#include <cstdint>
+
+#include "base/communicator.hpp"
+#include "base/deadline.hpp"
+#include "base/status.hpp"
+#include "device/thread_pool.hpp"
+#include "trainer/parameters.hpp"
+
+namespace accord::trainer {
+
+inline constexpr int64_t kRoundBytes = int64_t{16} << 20;  // that a rank sends in a round, to all ranks
+
+// The gradients of the tensors that this rank owns become ((g0 + g1) + g2) + ... over the ranks that hold the
+// tensor, ascending, fp32; those of other tensors stay this rank's own. Collective.
+Status reduce_gradients(const Parameters& parameters, Communicator& group, ThreadPool& pool,
+                        Deadline deadline, int64_t round_bytes = kRoundBytes);
+
+// Fills the copies that Parameters::bind asked for. Collective.
+Status share_originals(const Parameters& parameters, Communicator& group, ThreadPool& pool, Deadline deadline,
+                       int64_t round_bytes = kRoundBytes);
+
+}  // namespace accord::trainer
