@@ -133,6 +133,7 @@ Json summary_of(const Result& result, int32_t samples_per_prompt) {
 }
 
 Status run_eval(const Arguments& arguments) {
+  ACCORD_RETURN_IF_ERROR(refuse_same_file(arguments.data.path, arguments.output));
   ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<reward::Scorer> scorer,
                           reward::make_scorer(arguments.reward));
   ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<LocalEngine> local,

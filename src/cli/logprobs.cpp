@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -8,6 +7,7 @@
 
 #include "checkpoint/safetensors.hpp"
 #include "cli/commands.hpp"
+#include "cli/text_io.hpp"
 #include "controller/local_model.hpp"
 #include "controller/sequence_logits.hpp"
 #include "kernels/logprob/logprob.hpp"
@@ -68,10 +68,7 @@ Status write_logprobs(const Arguments& arguments) {
   if (!arguments.dtype.empty()) {
     ACCORD_ASSIGN_OR_RETURN(options.compute_dtype, controller::parse_compute_dtype(arguments.dtype));
   }
-  std::error_code none;
-  if (std::filesystem::equivalent(arguments.in, arguments.out, none)) {
-    return usage_error("{}: the output would replace the input; name another file", arguments.out);
-  }
+  ACCORD_RETURN_IF_ERROR(refuse_same_file(arguments.in, arguments.out));
   ACCORD_ASSIGN_OR_RETURN(const Input input, read_ids(arguments.in));
   ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<controller::LocalModel> local,
                           controller::LocalModel::load(options));

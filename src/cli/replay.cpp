@@ -1,13 +1,18 @@
-// accord replay: one optimizer step on a recorded batch, with everything it produced in one file.
+// accord replay: one optimizer step on a recorded batch, with everything it produced in one file; or a step
+// of a run directory, compared with what the run recorded.
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "base/json_text.hpp"
 #include "checkpoint/hf_checkpoint.hpp"
 #include "checkpoint/safetensors.hpp"
 #include "cli/commands.hpp"
+#include "cli/text_io.hpp"
 #include "controller/engine_limits.hpp"
+#include "controller/replay_run.hpp"
 #include "precision/plan.hpp"
 #include "recipe/recipe.hpp"
 #include "trainer/objective.hpp"
@@ -25,6 +30,8 @@ struct Arguments {
   std::string out;
   std::string recipe;
   std::vector<std::string> overrides;
+  int64_t step = 0;  // of a run directory
+  bool json = false;
 };
 
 struct Recorded {
@@ -55,6 +62,18 @@ class BatchFile {
     ACCORD_RETURN_IF_ERROR(check_shape(name, shape));
     std::vector<int32_t> out(count(shape));
     ACCORD_RETURN_IF_ERROR(file_.read_i32(actual(name), out));
+    return out;
+  }
+  // F64 as recorded by debug.dump_batches, or F32.
+  StatusOr<std::vector<double>> doubles(const std::string& name, const std::vector<int64_t>& shape) const {
+    ACCORD_ASSIGN_OR_RETURN(const checkpoint::TensorInfo* tensor, info(name));
+    if (tensor->dtype != Dtype::kF64) {
+      ACCORD_ASSIGN_OR_RETURN(const std::vector<float> values, floats(name, shape));
+      return std::vector<double>(values.begin(), values.end());
+    }
+    ACCORD_RETURN_IF_ERROR(check_shape(name, shape));
+    std::vector<double> out(count(shape));
+    std::memcpy(out.data(), tensor->data, static_cast<size_t>(tensor->bytes));
     return out;
   }
   const std::string& path() const { return file_.path(); }
@@ -106,7 +125,7 @@ StatusOr<Recorded> read_batch(const BatchFile& file, const recipe::Recipe& recip
   ACCORD_ASSIGN_OR_RETURN(const auto tokens, file.ints("input_ids", ids->shape));
   ACCORD_ASSIGN_OR_RETURN(const auto prompt, file.ints("prompt_len", {out.batch}));
   ACCORD_ASSIGN_OR_RETURN(const auto total, file.ints("total_len", {out.batch}));
-  ACCORD_ASSIGN_OR_RETURN(const auto rewards, file.floats("rewards", {out.batch}));
+  ACCORD_ASSIGN_OR_RETURN(const auto rewards, file.doubles("rewards", {out.batch}));
   ACCORD_ASSIGN_OR_RETURN(const auto old, file.floats("old_logprobs", {out.batch, out.length - 1}));
   std::vector<float> ref;
   if (file.has("ref_logprobs")) {
@@ -119,8 +138,7 @@ StatusOr<Recorded> read_batch(const BatchFile& file, const recipe::Recipe& recip
                                                            config.num_experts_per_token}));
   }
   out.advantages.resize(static_cast<size_t>(out.batch));
-  trainer::group_advantages(recipe.algorithm.advantage, std::vector<double>(rewards.begin(), rewards.end()),
-                            group, out.advantages);
+  trainer::group_advantages(recipe.algorithm.advantage, rewards, group, out.advantages);
   for (int64_t b = 0; b < out.batch; ++b) {
     const size_t i = static_cast<size_t>(b);
     if (prompt[i] < 1 || prompt[i] >= total[i] || total[i] > out.length) {
@@ -178,7 +196,96 @@ Status write_result(const std::string& path, const Recorded& recorded, const tra
   return checkpoint::write_safetensors(path, tensors);
 }
 
+std::string to_text(const controller::ReplayedRun& run) {
+  std::string out = fmt::format("start    {}, version {}\n", run.start, run.steps.front().step);
+  for (const controller::ReplayedStep& step : run.steps) {
+    const bool last = &step == &run.steps.back();
+    size_t equal = 0;
+    for (const controller::ReplayedValue& value : step.values) {
+      equal += value.equal() ? 1 : 0;
+      if (last || !value.equal()) {
+        out += fmt::format("step {:<3} {:<34} {} {}\n", step.step, value.name, json_number(value.recorded),
+                           value.equal() ? "equal" : "replayed as " + json_number(value.replayed));
+      }
+    }
+    if (!step.values.empty()) {
+      out += fmt::format("step {:<3} {} of {} values equal\n", step.step, equal, step.values.size());
+    }
+    for (const controller::TensorDifference& tensor : step.differences) {
+      out += fmt::format("step {:<3} {} differs: {} in the ledger, replayed as {}\n", step.step, tensor.name,
+                         tensor.recorded, tensor.replayed);
+    }
+    out += fmt::format("step {:<3} {} of {} weights equal the ledger's version {}\n", step.step,
+                       step.tensors - step.differences.size(), step.tensors, step.step);
+  }
+  return out;
+}
+
+std::string to_json(const controller::ReplayedRun& run) {
+  std::string steps;
+  for (const controller::ReplayedStep& step : run.steps) {
+    std::string values;
+    for (const controller::ReplayedValue& value : step.values) {
+      values += fmt::format("{}{}:{{\"run\":{},\"replay\":{},\"equal\":{}}}", values.empty() ? "" : ",",
+                            json_string(value.name), json_number(value.recorded), json_number(value.replayed),
+                            value.equal());
+    }
+    std::string tensors;
+    for (const controller::TensorDifference& tensor : step.differences) {
+      tensors +=
+          fmt::format("{}{{\"name\":{},\"run\":{},\"replay\":{}}}", tensors.empty() ? "" : ",",
+                      json_string(tensor.name), json_string(tensor.recorded), json_string(tensor.replayed));
+    }
+    steps += fmt::format(
+        "{}{{\"step\":{},\"equal\":{},\"values\":{{{}}},\"weights\":{},\"different_weights\":[{}]}}",
+        steps.empty() ? "" : ",", step.step, step.equal(), values, step.tensors, tensors);
+  }
+  return fmt::format("{{\"equal\":{},\"start\":{},\"steps\":[{}]}}\n", run.equal(), json_string(run.start),
+                     steps);
+}
+
+Status replay_step_of_run(const Arguments& arguments) {
+  ACCORD_ASSIGN_OR_RETURN(const controller::ReplayedRun run,
+                          controller::replay_run(arguments.checkpoint, static_cast<uint64_t>(arguments.step),
+                                                 arguments.overrides));
+  ACCORD_RETURN_IF_ERROR(write_output("-", arguments.json ? to_json(run) : to_text(run)));
+  if (run.equal()) {
+    return absl::OkStatus();
+  }
+  std::vector<std::string> where;
+  for (const controller::ReplayedStep& step : run.steps) {
+    for (const controller::ReplayedValue& value : step.values) {
+      if (!value.equal()) where.push_back(fmt::format("step {} {}", step.step, value.name));
+    }
+    for (const controller::TensorDifference& tensor : step.differences) {
+      where.push_back(fmt::format("version {} {}", step.step, tensor.name));
+    }
+  }
+  return data_error("{}: the replay differs from what the run recorded in {} places, first in {}",
+                    arguments.checkpoint, where.size(), where.front());
+}
+
+Status check_arguments(const Arguments& arguments) {
+  if (arguments.step != 0) {
+    if (!arguments.batch.empty() || !arguments.recipe.empty()) {
+      return usage_error("replay RUN --step N takes the batches and the recipe of the run; give neither");
+    }
+    return absl::OkStatus();
+  }
+  if (arguments.batch.empty() || arguments.out.empty() || arguments.recipe.empty()) {
+    return usage_error("replay takes CHECKPOINT BATCH OUT --recipe RECIPE, or RUN --step N");
+  }
+  if (arguments.json) {
+    return usage_error("--json goes with --step");
+  }
+  return refuse_same_file(arguments.batch, arguments.out);
+}
+
 Status replay(const Arguments& arguments) {
+  ACCORD_RETURN_IF_ERROR(check_arguments(arguments));
+  if (arguments.step != 0) {
+    return replay_step_of_run(arguments);
+  }
   ACCORD_ASSIGN_OR_RETURN(const recipe::Recipe recipe,
                           recipe::load_recipe(arguments.recipe, arguments.overrides));
   ACCORD_ASSIGN_OR_RETURN(const checkpoint::HfCheckpoint source,
@@ -221,31 +328,37 @@ Status replay(const Arguments& arguments) {
 }  // namespace
 
 void add_replay(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("replay", "One optimizer step on a recorded batch");
+  CLI::App* command =
+      app.add_subcommand("replay", "One optimizer step on a recorded batch, or a step of a run again");
   auto arguments = std::make_shared<Arguments>();
-  command->add_option("checkpoint", arguments->checkpoint, "A Hugging Face directory")->required();
   command
-      ->add_option(
-          "batch", arguments->batch,
-          "A safetensors file: input_ids [B,T], prompt_len, total_len, rewards [B], old_logprobs "
-          "[B,T-1], optionally ref_logprobs and routing [B,T,L,k]; all names may start with step.; the "
-          "samples of a group (rollout.samples_per_prompt) are consecutive")
+      ->add_option("checkpoint", arguments->checkpoint,
+                   "A Hugging Face directory; with --step, a run directory")
       ->required();
-  command
-      ->add_option("out", arguments->out,
-                   "The file to write: loss, grad_norm, clip_fraction, advantages, logprobs [B,T-1], "
-                   "grad.<name> (after clipping), updated.<name> (fp32 masters after the step)")
-      ->required();
-  command
-      ->add_option("--recipe", arguments->recipe,
-                   "The recipe; its model.checkpoint is not used, the first argument is")
-      ->required();
+  command->add_option(
+      "batch", arguments->batch,
+      "A safetensors file: input_ids [B,T], prompt_len, total_len, rewards [B], old_logprobs "
+      "[B,T-1], optionally ref_logprobs and routing [B,T,L,k]; all names may start with step.; the "
+      "samples of a group (rollout.samples_per_prompt) are consecutive");
+  command->add_option("out", arguments->out,
+                      "The file to write: loss, grad_norm, clip_fraction, advantages, logprobs [B,T-1], "
+                      "grad.<name> (after clipping), updated.<name> (fp32 masters after the step)");
+  command->add_option("--recipe", arguments->recipe,
+                      "The recipe; its model.checkpoint is not used, the first argument is");
   command
       ->add_option("--set", arguments->overrides,
                    "Override one key: --set trainer.optimizer.lr=1e-5 (repeatable)")
       ->take_all()
       ->expected(1)
       ->type_name("KEY=VALUE");
+  command
+      ->add_option(
+          "--step", arguments->step,
+          "Compute this step of a run directory again, from the batches that debug.dump_batches wrote, "
+          "and compare metrics and weights with the run's, bit for bit")
+      ->check(positive_number())
+      ->type_name("N");
+  command->add_flag("--json", arguments->json, "With --step: the comparison as one JSON object");
   command->callback([arguments, &action] { action = [arguments] { return replay(*arguments); }; });
 }
 

@@ -38,6 +38,7 @@ StatusOr<Json> score_record(std::string_view line, const reward::Scorer& scorer)
 }
 
 Status score_file(const Arguments& arguments) {
+  ACCORD_RETURN_IF_ERROR(refuse_same_file(arguments.input, arguments.output));
   ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<reward::Scorer> scorer,
                           reward::make_scorer(arguments.reward));
   ACCORD_ASSIGN_OR_RETURN(const std::string input, read_input(arguments.input));

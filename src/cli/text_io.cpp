@@ -1,6 +1,7 @@
 #include "cli/text_io.hpp"
 
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
 #include <iterator>
 
@@ -30,6 +31,14 @@ Status write_output(const std::string& path, std::string_view text) {
   }
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
     return io_error("cannot write to standard output");
+  }
+  return absl::OkStatus();
+}
+
+Status refuse_same_file(const std::string& input, const std::string& output) {
+  std::error_code none;
+  if (input != "-" && output != "-" && std::filesystem::equivalent(input, output, none)) {
+    return usage_error("{}: the output would replace the input; name another file", output);
   }
   return absl::OkStatus();
 }

@@ -86,6 +86,7 @@ class Converter {
 };
 
 Status tokenize(const Arguments& arguments) {
+  ACCORD_RETURN_IF_ERROR(refuse_same_file(arguments.input, arguments.output));
   ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer,
                           text::Tokenizer::load(arguments.dir));
   ACCORD_ASSIGN_OR_RETURN(const std::string input, read_input(arguments.input));

@@ -13,6 +13,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/files.hpp"
+
 namespace accord::controller {
 namespace {
 
@@ -31,7 +33,40 @@ std::string host_name() {
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown host";
 }
 
+Status take_lock(const std::string& path, int fd) {
+  if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
+    return absl::OkStatus();
+  }
+  if (errno != EWOULDBLOCK) {
+    return io_error("{}/lock: cannot lock: {}", path, std::strerror(errno));
+  }
+  return make_error(
+      ExitCode::kRunLocked,
+      fmt::format(
+          "run.dir {} is in use by {}; wait for it, stop it with 'accord stop', or set another run.dir", path,
+          read_holder(fd)));
+}
+
+Status check_unused(const std::string& path, bool resume) {
+  std::error_code error;
+  if (!resume && std::filesystem::exists(path + "/metrics.jsonl", error)) {
+    return usage_error(
+        "run.dir {} already holds a run (metrics.jsonl exists); continue it with --resume, or set another "
+        "run.dir",
+        path);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+Status RunDirectory::check(const std::string& path, bool resume) {
+  const FileDescriptor fd(::open((path + "/lock").c_str(), O_RDWR | O_CLOEXEC));
+  if (fd.valid()) {
+    ACCORD_RETURN_IF_ERROR(take_lock(path, fd.get()));
+  }
+  return check_unused(path, resume);
+}
 
 StatusOr<RunDirectory> RunDirectory::open(const std::string& path, bool resume) {
   std::error_code error;
@@ -45,28 +80,10 @@ StatusOr<RunDirectory> RunDirectory::open(const std::string& path, bool resume) 
     return io_error("{}: cannot open the lock file: {}", lock_path, std::strerror(errno));
   }
   RunDirectory directory(path, fd);
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) {
-      return io_error("{}: cannot lock: {}", lock_path, std::strerror(errno));
-    }
-    return make_error(
-        ExitCode::kRunLocked,
-        fmt::format("run.dir {} is in use by {}; wait for it, stop it with 'accord stop', or set another "
-                    "run.dir",
-                    path, read_holder(fd)));
-  }
-  const bool used = std::filesystem::exists(path + "/metrics.jsonl", error);
-  if (used && !resume) {
-    return usage_error(
-        "run.dir {} already holds a run (metrics.jsonl exists); continue it with --resume, or set another "
-        "run.dir",
-        path);
-  }
+  ACCORD_RETURN_IF_ERROR(take_lock(path, fd));
+  ACCORD_RETURN_IF_ERROR(check_unused(path, resume));
   for (const char* name : {"samples", "logs", "checkpoints"}) {
-    std::filesystem::create_directories(directory.file(name), error);
-    if (error) {
-      return io_error("{}: cannot create it: {}", directory.file(name), error.message());
-    }
+    ACCORD_RETURN_IF_ERROR(directory.create(name));
   }
   return directory;
 }
@@ -84,6 +101,12 @@ RunDirectory::~RunDirectory() {
   if (lock_fd_ >= 0) {
     close(lock_fd_);  // releases the lock
   }
+}
+
+Status RunDirectory::create(const std::string& name) const {
+  std::error_code error;
+  std::filesystem::create_directories(file(name), error);
+  return error ? io_error("{}: cannot create it: {}", file(name), error.message()) : absl::OkStatus();
 }
 
 Status RunDirectory::describe_holder(const std::string& address) {

@@ -8,6 +8,7 @@
 #include "base/log.hpp"
 #include "controller/checkpointing.hpp"
 #include "controller/evaluation.hpp"
+#include "controller/recorded_steps.hpp"
 #include "controller/rollout_phase.hpp"
 #include "controller/samples_file.hpp"
 #include "controller/step_metrics.hpp"
@@ -44,6 +45,8 @@ struct StepLoop::Impl {
   std::unique_ptr<weights::Ledger> ledger;
   RewardWatch reward_watch;
   uint64_t version = 0;
+  const bool rollout_only = inputs.recipe.debug.mode == recipe::DebugMode::kRolloutOnly;
+  const bool train_only = inputs.recipe.debug.mode == recipe::DebugMode::kTrainOnly;
 
   Impl(const RunInputs& in, const Pools& p, RunDirectory& d, RunState& s, const LoopOptions& o)
       : inputs(in), recipe(in.recipe), pools(p), directory(d), state(s), options(o) {}
@@ -53,11 +56,16 @@ struct StepLoop::Impl {
   Status warm_start(Metrics& metrics);
   Status step(uint64_t step);
   Status sync(uint64_t new_version, Metrics& metrics);
+  Status save(uint64_t step);
+  Status train(const TrainJob& job, Metrics& metrics);
   Status evaluate(uint64_t step, bool due_only, Metrics& metrics);
   Status commit(uint64_t step, const Metrics& metrics);
   StatusOr<std::vector<ScoredSample>> roll_out_and_score(uint64_t step, std::span<const Prompt> prompts,
                                                          std::span<const std::string> texts,
                                                          Metrics& metrics);
+  StatusOr<std::vector<ScoredSample>> recorded_samples(uint64_t step, Metrics& metrics) const;
+  void describe_samples(std::span<const ScoredSample> samples, Metrics& metrics) const;
+  std::string holder_of(const ScoredSample& sample, uint64_t step) const;
   double penalty_of(const SampleSummary& sample) const;
   TrainJob train_job(uint64_t step, std::span<const ScoredSample> samples) const;
 };
@@ -84,18 +92,16 @@ Status StepLoop::Impl::run() {
     const bool due =
         recipe.checkpoint.every > 0 && done % static_cast<uint64_t>(recipe.checkpoint.every) == 0;
     if (state.take_checkpoint_request() || due || done == last || state.stop_requested()) {
-      state.set_phase("checkpoint");
-      ACCORD_RETURN_IF_ERROR(save_checkpoint(inputs, pools, directory, done, version));
+      ACCORD_RETURN_IF_ERROR(save(done));
       saved = done;
     }
   }
   if (const auto request = state.stop_requested(); request && done < last) {
     if (saved != done) {  // the request came after the last look at it
-      state.set_phase("checkpoint");
-      ACCORD_RETURN_IF_ERROR(save_checkpoint(inputs, pools, directory, done, version));
+      ACCORD_RETURN_IF_ERROR(save(done));
     }
-    const std::string message =
-        fmt::format("after step {} of {} as asked ({}); continue with --resume", done, last, request->reason);
+    const std::string message = fmt::format("after step {} of {} as asked ({}){}", done, last,
+                                            request->reason, rollout_only ? "" : "; continue with --resume");
     if (request->drain) {
       return make_error(ExitCode::kDrained, "drained " + message);
     }
@@ -105,8 +111,20 @@ Status StepLoop::Impl::run() {
   return absl::OkStatus();
 }
 
+// Sampling alone changes no weights: there is nothing to save.
+Status StepLoop::Impl::save(uint64_t step) {
+  if (rollout_only) {
+    return absl::OkStatus();
+  }
+  state.set_phase("checkpoint");
+  return save_checkpoint(inputs, pools, directory, step, version);
+}
+
 Status StepLoop::Impl::start() {
   state.set_phase("starting");
+  if (recipe.debug.dump_batches) {
+    ACCORD_RETURN_IF_ERROR(directory.create(kBatchesDirectory));
+  }
   const SetupJob setup{inputs.recipe_yaml, inputs.plan.digest, inputs.manifest.digest, options.resume_dir};
   ACCORD_RETURN_IF_ERROR(for_all(pools.size(), [&](size_t i) -> Status {
     ACCORD_ASSIGN_OR_RETURN(const SetupReport report, pools.member(i).setup(setup));
@@ -189,18 +207,47 @@ Status StepLoop::Impl::step(uint64_t step) {
     prompts.push_back(inputs.train->at(index));
     texts.push_back(inputs.train->text(index));
   }
-  ACCORD_ASSIGN_OR_RETURN(const std::vector<ScoredSample> samples,
-                          roll_out_and_score(step, prompts, texts, metrics));
-  if (const std::string warning = reward_watch.observe(samples, prompts, texts); !warning.empty()) {
-    state.warn(warning);
+  ACCORD_ASSIGN_OR_RETURN(
+      const std::vector<ScoredSample> samples,
+      train_only ? recorded_samples(step, metrics) : roll_out_and_score(step, prompts, texts, metrics));
+  if (!train_only) {
+    if (const std::string warning = reward_watch.observe(samples, prompts, texts); !warning.empty()) {
+      state.warn(warning);
+    }
   }
-
-  state.set_phase("train");
-  const auto train_begin = Clock::now();
   const TrainJob job = train_job(step, samples);
+  if (recipe.debug.dump_batches) {
+    ACCORD_RETURN_IF_ERROR(
+        record_step(inputs, pools, samples, job, options.build,
+                    directory.file(fmt::format("{}/{}", kBatchesDirectory, batch_file_name(step)))));
+  }
+  if (rollout_only) {
+    metrics["train/updates"] = 0.0;
+    metrics["sync/version"] = static_cast<double>(version);
+  } else {
+    ACCORD_RETURN_IF_ERROR(train(job, metrics));
+  }
+  ACCORD_RETURN_IF_ERROR(
+      for_all(pools.rollout.size(), [&](size_t i) { return pools.rollout[i]->release(step); }));
+
+  if (!rollout_only) {
+    ACCORD_RETURN_IF_ERROR(sync(step, metrics));
+  }
+  ACCORD_RETURN_IF_ERROR(
+      evaluate(step, /*due_only=*/step != static_cast<uint64_t>(recipe.run.steps), metrics));
+  if (!train_only) {
+    ACCORD_RETURN_IF_ERROR(write_samples(directory, step, samples, prompts, texts));
+  }
+  metrics["time/step"] = seconds_since(begin);
+  return commit(step, metrics);
+}
+
+Status StepLoop::Impl::train(const TrainJob& job, Metrics& metrics) {
+  state.set_phase("train");
+  const auto begin = Clock::now();
   ACCORD_ASSIGN_OR_RETURN(const Metrics trained, pools.trainer[0]->train(job));
   metrics.insert(trained.begin(), trained.end());
-  metrics["time/train"] = seconds_since(train_begin);
+  metrics["time/train"] = seconds_since(begin);
   if (recipe.algorithm.filter_zero_std) {
     metrics["train/samples"] = static_cast<double>(job.samples.size());
   }
@@ -208,22 +255,22 @@ Status StepLoop::Impl::step(uint64_t step) {
     state.warn(fmt::format(
         "step {}: the rewards of each group are all equal, so that algorithm.filter_zero_std left no sample "
         "to train on: the weights stay as they were",
-        step));
+        job.step));
   } else if (const double equal = metrics.at("mismatch/equal_fraction"); !(equal == 1.0)) {
     state.warn(fmt::format(
         "step {}: only {} of the sampled tokens have the same log-prob, bit for bit, in rollout and "
         "trainer: the two do not run the same policy",
-        step, equal));
+        job.step, equal));
   }
-  ACCORD_RETURN_IF_ERROR(
-      for_all(pools.rollout.size(), [&](size_t i) { return pools.rollout[i]->release(step); }));
+  return absl::OkStatus();
+}
 
-  ACCORD_RETURN_IF_ERROR(sync(step, metrics));
-  ACCORD_RETURN_IF_ERROR(
-      evaluate(step, /*due_only=*/step != static_cast<uint64_t>(recipe.run.steps), metrics));
-  ACCORD_RETURN_IF_ERROR(write_samples(directory, step, samples, prompts, texts));
-  metrics["time/step"] = seconds_since(begin);
-  return commit(step, metrics);
+// What another run drew (debug.mode train_only); the advantages follow this run's recipe.
+StatusOr<std::vector<ScoredSample>> StepLoop::Impl::recorded_samples(uint64_t step, Metrics& metrics) const {
+  ACCORD_ASSIGN_OR_RETURN(std::vector<ScoredSample> samples,
+                          load_recorded_step(batch_path(*recipe.debug.load_batches, step)));
+  describe_samples(samples, metrics);
+  return samples;
 }
 
 StatusOr<std::vector<ScoredSample>> StepLoop::Impl::roll_out_and_score(uint64_t step,
@@ -259,6 +306,14 @@ StatusOr<std::vector<ScoredSample>> StepLoop::Impl::roll_out_and_score(uint64_t 
     const double penalty = penalty_of(sample.summary);
     samples.push_back({std::move(sample), score.score + penalty, penalty, score.pred.value_or("")});
   }
+  describe_samples(samples, metrics);
+  metrics["rollout/tokens_per_second"] = tokens / rollout_seconds;
+  metrics["time/rollout"] = rollout_seconds;
+  metrics["time/reward"] = seconds_since(reward_begin);
+  return samples;
+}
+
+void StepLoop::Impl::describe_samples(std::span<const ScoredSample> samples, Metrics& metrics) const {
   metrics.merge(rollout_metrics(samples, static_cast<size_t>(recipe.rollout.samples_per_prompt)));
   if (recipe.algorithm.overlong_penalty) {
     double sum = 0.0;
@@ -267,10 +322,11 @@ StatusOr<std::vector<ScoredSample>> StepLoop::Impl::roll_out_and_score(uint64_t 
     }
     metrics["rollout/overlong_penalty_mean"] = sum / static_cast<double>(samples.size());
   }
-  metrics["rollout/tokens_per_second"] = tokens / rollout_seconds;
-  metrics["time/rollout"] = rollout_seconds;
-  metrics["time/reward"] = seconds_since(reward_begin);
-  return samples;
+}
+
+std::string StepLoop::Impl::holder_of(const ScoredSample& sample, uint64_t step) const {
+  return train_only ? recorded_holder(batch_path(*recipe.debug.load_batches, step))
+                    : pools.rollout[sample.rolled.worker]->address();
 }
 
 double StepLoop::Impl::penalty_of(const SampleSummary& sample) const {
@@ -297,7 +353,7 @@ TrainJob StepLoop::Impl::train_job(uint64_t step, std::span<const ScoredSample> 
   }
   for (const size_t i : chosen) {
     const SampleSummary& summary = samples[i].rolled.summary;
-    job.samples.push_back({summary.key, pools.rollout[samples[i].rolled.worker]->address(),
+    job.samples.push_back({summary.key, holder_of(samples[i], step),
                            summary.prompt_length + summary.response_length, advantages[i]});
   }
   return job;

@@ -13,6 +13,7 @@
 #include "controller/checkpointing.hpp"
 #include "controller/engine_limits.hpp"
 #include "controller/policy_setup.hpp"
+#include "controller/step_batch.hpp"
 #include "controller/update_channel.hpp"
 #include "device/thread_pool.hpp"
 #include "trainer/trainer.hpp"
@@ -34,7 +35,7 @@ int64_t total_updates(const recipe::Recipe& recipe) {
 class TrainerWorkerImpl final : public TrainerWorker {
  public:
   TrainerWorkerImpl(int32_t rank, comm::Store& store, FetchSamples fetch)
-      : rank_(rank), store_(store), fetch_(std::move(fetch)) {}
+      : rank_(rank), store_(store), fetch_(fetch_recorded(std::move(fetch))) {}
 
   std::string address() const override { return ""; }  // known to the process that serves this worker
   StatusOr<SetupReport> setup(const SetupJob& job) override;
@@ -210,7 +211,9 @@ StatusOr<std::vector<trainer::TrainSample>> TrainerWorkerImpl::gather(const Trai
     for (size_t j = 0; j < indices.size(); ++j) {
       Sample& sample = fetched[j];
       const TrainSampleRef& ref = job.samples[indices[j]];
-      if (sample.key != ref.key || sample.weight_version != job.weight_version ||
+      // A recorded batch may be of any version: the mismatch metrics say how far it is from this policy.
+      const bool other_version = sample.weight_version != job.weight_version && recorded_path(holder).empty();
+      if (sample.key != ref.key || other_version ||
           static_cast<int32_t>(sample.tokens.size()) != ref.num_tokens) {
         return internal_error(
             "{} sent sample {} of prompt {} (version {}, {} tokens) where sample {} of prompt {} (version "

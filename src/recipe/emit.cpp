@@ -284,7 +284,9 @@ void emit_deadlines_and_debug(const DeadlinesPart& deadlines, const DebugPart& d
   e.whole("checkpoint", deadlines.checkpoint);
   e.close();
   e.open("debug");
+  e.choice("mode", debug.mode);
   e.flag("dump_batches", debug.dump_batches);
+  e.optional_text("load_batches", debug.load_batches);
   if (debug.corrupt_rollout) {
     e.open("corrupt_rollout");
     e.whole("rank", debug.corrupt_rollout->rank);

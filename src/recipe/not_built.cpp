@@ -57,8 +57,6 @@ constexpr NotBuilt kNotBuilt[] = {
      "reading precision from environment variables", "false"},
     {"restart", [](const Recipe& r) { return r.restart != RestartPolicy::kNever; }, "restarting lost workers",
      "never"},
-    {"debug.dump_batches", [](const Recipe& r) { return r.debug.dump_batches; },
-     "writing the batches of steps", "false"},
     {"monitor.prometheus", [](const Recipe& r) { return r.monitor.prometheus.has_value(); },
      "the Prometheus exporter", "null"},
 };

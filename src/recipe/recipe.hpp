@@ -28,6 +28,7 @@ enum class FourOverSix : uint8_t { kNone, kWeights, kActivations, kAll };
 enum class FourOverSixError : uint8_t { kMse, kMae };
 enum class BackwardMode : uint8_t { kQuantized, kHighPrecision, kDequantized };
 enum class TrainerForward : uint8_t { kSame, kBF16 };
+enum class DebugMode : uint8_t { kNone, kRolloutOnly, kTrainOnly };
 enum class RestartPolicy : uint8_t { kNever, kWorkers, kAll };
 
 struct RunPart {
@@ -243,7 +244,9 @@ struct CorruptRollout {
 };
 
 struct DebugPart {
-  bool dump_batches = false;
+  DebugMode mode = DebugMode::kNone;        // none | rollout_only | train_only
+  bool dump_batches = false;                // batches/step_N.safetensors in the run directory
+  std::optional<std::string> load_batches;  // train_only: such a directory, or one such file for every step
   std::optional<CorruptRollout> corrupt_rollout;
   bool operator==(const DebugPart&) const = default;
 };

@@ -24,7 +24,8 @@ class Rules {
       check_optimizer("sft.optimizer", r_.sft->optimizer);
     }
     check_precision();
-    check_monitor_and_debug();
+    check_monitor();
+    check_debug();
   }
 
  private:
@@ -156,7 +157,7 @@ class Rules {
     }
   }
 
-  void check_monitor_and_debug() {
+  void check_monitor() {
     const std::string& listen = r_.monitor.listen;
     const size_t colon = listen.rfind(':');
     const auto port =
@@ -164,6 +165,32 @@ class Rules {
     if (!port || colon == 0 || *port < 0 || *port > 65535) {
       fail("monitor.listen",
            fmt::format("must be HOST:PORT with a port from 0 (any free one) to 65535, is '{}'", listen));
+    }
+  }
+
+  void check_debug() {
+    const DebugPart& debug = r_.debug;
+    const bool train_only = debug.mode == DebugMode::kTrainOnly;
+    if (train_only && !debug.load_batches) {
+      fail(
+          "debug.mode",
+          "train_only needs debug.load_batches: a directory of batches that debug.dump_batches wrote, or one "
+          "of its files");
+    }
+    if (!train_only && debug.load_batches) {
+      fail("debug.load_batches", "does nothing without debug.mode train_only (remove it, or set the mode)");
+    }
+    if (train_only && debug.dump_batches) {
+      fail("debug.dump_batches", "with debug.mode train_only the batches are there already (use false)");
+    }
+    if (train_only && !r_.data.eval.empty()) {
+      fail("data.eval", "debug.mode train_only has no rollout workers to evaluate with (use [])");
+    }
+    if (debug.mode == DebugMode::kRolloutOnly && r_.sft) {
+      fail("sft", "debug.mode rollout_only trains nothing (use null)");
+    }
+    if (train_only && debug.corrupt_rollout) {
+      fail("debug.corrupt_rollout", "debug.mode train_only has no rollout workers (use null)");
     }
     if (r_.debug.corrupt_rollout && r_.debug.corrupt_rollout->rank >= r_.rollout.workers) {
       fail("debug.corrupt_rollout.rank", fmt::format("must be below rollout.workers = {}, is {}",

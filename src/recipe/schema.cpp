@@ -336,7 +336,9 @@ void read_deadlines(MapReader map, DeadlinesPart& deadlines) {
 }
 
 void read_debug(MapReader map, DebugPart& debug) {
+  map.choice("mode", debug.mode);
   map.boolean("dump_batches", debug.dump_batches);
+  map.optional_text("load_batches", debug.load_batches);
   const Node* corrupt = map.raw("corrupt_rollout");
   if (corrupt != nullptr && corrupt->kind != Node::Kind::kNull) {
     CorruptRollout& target = debug.corrupt_rollout.emplace();

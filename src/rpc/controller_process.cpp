@@ -12,6 +12,7 @@
 #include "base/log.hpp"
 #include "controller/checkpointing.hpp"
 #include "controller/local_processes.hpp"
+#include "controller/recorded_steps.hpp"
 #include "controller/run_inputs.hpp"
 #include "controller/step_loop.hpp"
 #include "rpc/control_server.hpp"
@@ -62,12 +63,16 @@ class LossRecorder {
   std::string first_;
 };
 
+int64_t rollout_workers(const recipe::Recipe& recipe) {
+  return recipe.debug.mode == recipe::DebugMode::kTrainOnly ? 0 : recipe.rollout.workers;
+}
+
 std::vector<std::string> expected_members(const recipe::Recipe& recipe) {
   std::vector<std::string> names;
   for (int64_t rank = 0; rank < recipe.trainer.workers; ++rank) {
     names.push_back(fmt::format("trainer/{}", rank));
   }
-  for (int64_t rank = 0; rank < recipe.rollout.workers; ++rank) {
+  for (int64_t rank = 0; rank < rollout_workers(recipe); ++rank) {
     names.push_back(fmt::format("rollout/{}", rank));
   }
   return names;
@@ -155,7 +160,7 @@ controller::Pools make_pools(const std::map<std::string, Member>& members, const
     pools.trainer.push_back(
         make_trainer_client(options(fmt::format("trainer/{}", rank)), state.waits(), canceller));
   }
-  for (int64_t rank = 0; rank < recipe.rollout.workers; ++rank) {
+  for (int64_t rank = 0; rank < rollout_workers(recipe); ++rank) {
     pools.rollout.push_back(
         make_rollout_client(options(fmt::format("rollout/{}", rank)), state.waits(), canceller));
   }
@@ -178,18 +183,23 @@ StatusOr<recipe::Recipe> load(const ControllerOptions& options) {
 Status run_controller(const ControllerOptions& options) {
   block_stop_signals();
   ACCORD_ASSIGN_OR_RETURN(const recipe::Recipe recipe, load(options));
+  if (options.resume && recipe.debug.mode == recipe::DebugMode::kRolloutOnly) {
+    return usage_error(
+        "--resume: debug.mode rollout_only saves nothing to resume from; to sample from a checkpoint, set "
+        "model.checkpoint to its hf directory, and another run.dir");
+  }
   ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<controller::RunInputs> inputs,
                           controller::load_run_inputs(recipe));
   ACCORD_RETURN_IF_ERROR(check_loopback(recipe.monitor.listen));
-  ACCORD_ASSIGN_OR_RETURN(controller::RunDirectory directory,
-                          controller::RunDirectory::open(recipe.run.dir, options.resume));
-  ACCORD_RETURN_IF_ERROR(log::add_file(directory.file("logs/controller.log")));
-  ACCORD_ASSIGN_OR_RETURN(controller::LoopOptions resume,
-                          controller::find_resume_point(*inputs, directory, options.resume));
-  resume.build = options.build;
-  ACCORD_RETURN_IF_ERROR(write_file_atomic(directory.file("recipe.yaml"), inputs->recipe_yaml));
-  ACCORD_RETURN_IF_ERROR(write_file_atomic(directory.file("plan.json"), inputs->plan.to_json()));
+  const bool train_only = recipe.debug.mode == recipe::DebugMode::kTrainOnly;
+  if (train_only && !options.resume) {
+    ACCORD_RETURN_IF_ERROR(
+        controller::check_recorded_steps(*inputs, 1, static_cast<uint64_t>(recipe.run.steps)));
+  }
+  ACCORD_RETURN_IF_ERROR(controller::RunDirectory::check(recipe.run.dir, options.resume));
 
+  // The port comes before the first write, the lock outlives the server.
+  std::optional<controller::RunDirectory> opened;
   controller::RunState state;
   Canceller canceller;
   LossRecorder losses(canceller);
@@ -198,6 +208,18 @@ Status run_controller(const ControllerOptions& options) {
   ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<ControlServer> server,
                           ControlServer::start({recipe.monitor.listen, options.build, identity, members},
                                                state, [&](const std::string& name) { losses.lose(name); }));
+  ACCORD_ASSIGN_OR_RETURN(opened, controller::RunDirectory::open(recipe.run.dir, options.resume));
+  controller::RunDirectory& directory = *opened;
+  ACCORD_RETURN_IF_ERROR(log::add_file(directory.file("logs/controller.log")));
+  ACCORD_ASSIGN_OR_RETURN(controller::LoopOptions resume,
+                          controller::find_resume_point(*inputs, directory, options.resume));
+  resume.build = options.build;
+  if (train_only && options.resume) {
+    ACCORD_RETURN_IF_ERROR(controller::check_recorded_steps(*inputs, resume.resume_step + 1,
+                                                            static_cast<uint64_t>(recipe.run.steps)));
+  }
+  ACCORD_RETURN_IF_ERROR(write_file_atomic(directory.file("recipe.yaml"), inputs->recipe_yaml));
+  ACCORD_RETURN_IF_ERROR(write_file_atomic(directory.file("plan.json"), inputs->plan.to_json()));
   ACCORD_RETURN_IF_ERROR(directory.describe_holder(server->address()));
   state.describe(recipe.run.name, identity.run_id, identity.epoch, directory.path(),
                  static_cast<uint64_t>(recipe.run.steps));

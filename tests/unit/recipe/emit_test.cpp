@@ -45,7 +45,7 @@ checkpoint: {every: 0, keep: 0, save_hf: false}
 monitor: {listen: "[::1]:80", tensorboard: false}
 sft: {path: s.jsonl, response_key: r, steps: 4, batch_size: 2, optimizer: {lr: 1.0e-3}}
 deadlines: {register: 1, rollout: 2, train: 4, sync: 5, checkpoint: 6}
-debug: {dump_batches: false, corrupt_rollout: {rank: 2, version: 1, byte: 77}}
+debug: {dump_batches: true, corrupt_rollout: {rank: 2, version: 1, byte: 77}}
 )";
   const Recipe recipe = parsed(full);
   const std::string yaml = to_yaml(recipe);

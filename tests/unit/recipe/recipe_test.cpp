@@ -298,6 +298,37 @@ TEST_CASE("backward modes and E5M2 gradients are chosen where the format allows 
   CHECK(error_of(kMinimal, with("nvfp4", "quantized")).find("precision.backward") != std::string::npos);
 }
 
+TEST_CASE("debug modes say what they need") {
+  CHECK(load_set({}).debug.mode == DebugMode::kNone);
+  CHECK(load_set({"debug.dump_batches=true"}).debug.dump_batches);
+  CHECK(load_set({"debug.mode=rollout_only", "debug.dump_batches=true"}).debug.mode ==
+        DebugMode::kRolloutOnly);
+  const std::vector<std::string> train_only = {"debug.mode=train_only", "debug.load_batches=runs/a/batches"};
+  CHECK(load_set(train_only).debug.mode == DebugMode::kTrainOnly);
+  CHECK(load_set(train_only).debug.load_batches == std::optional<std::string>("runs/a/batches"));
+  const StatusOr<Recipe> again = parse_recipe(to_yaml(load_set(train_only)), "again");
+  REQUIRE(again.ok());
+  CHECK(*again == load_set(train_only));
+
+  CHECK(set_error("debug.mode=train_only").find("debug.mode: train_only needs debug.load_batches") !=
+        std::string::npos);
+  CHECK(set_error("debug.load_batches=x").find("does nothing without debug.mode train_only") !=
+        std::string::npos);
+  CHECK(set_error("debug.mode=both").find("debug.mode: ") != std::string::npos);
+  const auto with = [&](const std::string& mode, const std::string& more) {
+    return error_of(kMinimal,
+                    {"debug.mode=" + mode,
+                     mode == "train_only" ? train_only[1] : std::string("debug.load_batches=null"), more});
+  };
+  CHECK(with("train_only", "debug.dump_batches=true").find("debug.dump_batches") != std::string::npos);
+  CHECK(with("train_only", "data.eval=[{name: e, path: p}]").find("data.eval: ") != std::string::npos);
+  CHECK(
+      with("train_only", "debug.corrupt_rollout={rank: 0, version: 0, byte: 0}").find("no rollout workers") !=
+      std::string::npos);
+  CHECK(with("rollout_only", "sft={path: p, steps: 1}").find("sft: debug.mode rollout_only") !=
+        std::string::npos);
+}
+
 TEST_CASE("what a config asks for is refused only where an enabled matcher uses it") {
   CHECK(error_of(kMinimal, {"precision.configs={q: {format: nvfp4}}",
                             "precision.matchers=[{name: m, pattern: x, config: q}]"}) == "");
