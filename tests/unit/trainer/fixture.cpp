@@ -34,18 +34,23 @@ Fixture::Fixture(const std::string& model, const TrainerOptions& options,
   TrainerOptions with_plan = options;
   for (const precision::PlanRow& row : plan.rows) {
     if (!row.weight_decay) with_plan.no_weight_decay.push_back(row.name);
+    with_plan.units.push_back(row.unit);
   }
   trainer =
       value_of(Trainer::create(config, with_plan, pool, [&](const ParamSpec& spec, std::span<float> values) {
         return checkpoint.read_f32(spec.name, values);
       }));
-  export_weights();
+  if (options.size == 1) export_weights();
   require_ok(trainer->bind_arena(manifest, arena->data()));
 }
 
 void Fixture::export_weights() {
-  const auto masters = [this](const std::string& name) -> StatusOr<weights::Master> {
-    return weights::Master(std::span<const float>(trainer->master(name)));
+  export_weights([this](const std::string& name) { return trainer->master(name); });
+}
+
+void Fixture::export_weights(const std::function<std::span<const float>(const std::string&)>& master) {
+  const auto masters = [&](const std::string& name) -> StatusOr<weights::Master> {
+    return weights::Master(master(name));
   };
   require_ok(weights::export_weights(manifest, plan, masters, *arena, pool).status());
 }

@@ -1,6 +1,9 @@
 #pragma once
-// A trainer over one of the small checkpoints of tests/data/hf, with its arena.
+// A trainer over one of the small checkpoints of tests/data/hf, with its arena. With several ranks it is one
+// of them, whose arena is not filled yet.
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,6 +22,7 @@ class Fixture {
           const recipe::PrecisionPart& precision = {}, int threads = 2);
 
   void export_weights();  // masters into the arena
+  void export_weights(const std::function<std::span<const float>(const std::string&)>& master);
 
   std::string dir;
   ModelConfig config;

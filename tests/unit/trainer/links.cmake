@@ -1,1 +1,1 @@
-target_link_libraries(test_trainer PRIVATE accord_checkpoint accord_weights nlohmann_json::nlohmann_json torch_cpu)
+target_link_libraries(test_trainer PRIVATE accord_checkpoint accord_weights accord_comm nlohmann_json::nlohmann_json torch_cpu)
