@@ -66,15 +66,14 @@ Status RankGroup::concatenate_bytes(const void* in, std::span<const int64_t> cou
     return absl::OkStatus();
   }
   ACCORD_ASSIGN_OR_RETURN(Communicator* const group, communicator());
-  // Everybody gets the same block from this rank.
-  std::vector<std::byte> blocks(static_cast<size_t>(mine * size_));
-  std::vector<int64_t> out_bytes;
-  for (int64_t count : counts) out_bytes.push_back(count * element_bytes);
-  if (mine > 0) {
-    for (int32_t r = 0; r < size_; ++r) std::memcpy(blocks.data() + r * mine, in, static_cast<size_t>(mine));
+  std::byte* at = static_cast<std::byte*>(out);
+  for (int32_t r = 0; r < size_; ++r) {
+    const int64_t bytes = counts[static_cast<size_t>(r)] * element_bytes;
+    if (r == rank_ && mine > 0) std::memcpy(at, in, static_cast<size_t>(mine));
+    ACCORD_RETURN_IF_ERROR(group->broadcast(at, bytes, r, deadline));
+    at += bytes;
   }
-  const std::vector<int64_t> in_bytes(static_cast<size_t>(size_), mine);
-  return group->all_to_all(blocks.data(), in_bytes, out, out_bytes, deadline);
+  return absl::OkStatus();
 }
 
 Status RankGroup::agree(const Status& mine, Deadline deadline) const {

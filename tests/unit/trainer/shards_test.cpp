@@ -153,7 +153,7 @@ TEST_CASE("a single rank lays everything out in canonical order") {
 TEST_CASE("gradients are summed in rank order over those who hold the tensor") {
   const ModelConfig config = moe_config();
   for (const auto& [size, places] : kShapes) {
-    for (const int64_t round_bytes : {int64_t{10000}, kRoundBytes}) {
+    for (const int64_t round_bytes : {int64_t{60000}, kRoundBytes}) {
       CAPTURE(size, places, round_bytes);
       std::vector<Parameters> parameters;
       for (int32_t rank = 0; rank < size; ++rank) {
@@ -194,7 +194,7 @@ TEST_CASE("originals are bf16 of the owner's master wherever they are read") {
   const ModelConfig config = moe_config();
   const WeightManifest manifest = manifest_of(config);
   for (const auto& [size, places] : kShapes) {
-    for (const int64_t round_bytes : {int64_t{6000}, kRoundBytes}) {
+    for (const int64_t round_bytes : {int64_t{40000}, kRoundBytes}) {
       CAPTURE(size, places, round_bytes);
       std::vector<Parameters> parameters;
       std::vector<std::vector<BF16>> arenas;
