@@ -52,8 +52,10 @@ Status save_checkpoint(const RunInputs& inputs, const Pools& pools, RunDirectory
   ACCORD_ASSIGN_OR_RETURN(
       checkpoint::CheckpointWriter writer,
       checkpoint::CheckpointWriter::begin(directory.checkpoints(), static_cast<int64_t>(step)));
-  ACCORD_RETURN_IF_ERROR(pools.trainer[0]->save({writer.directory(), inputs.recipe.checkpoint.save_hf,
-                                                 std::chrono::seconds(inputs.recipe.deadlines.checkpoint)}));
+  const SaveJob job{writer.directory(), inputs.recipe.checkpoint.save_hf,
+                    std::chrono::seconds(inputs.recipe.deadlines.checkpoint)};
+  ACCORD_RETURN_IF_ERROR(
+      for_all(pools.trainer.size(), [&](size_t rank) { return pools.trainer[rank]->save(job); }));
   nlohmann::ordered_json state;
   state["step"] = step;
   state["version"] = version;

@@ -1,7 +1,7 @@
 #pragma once
 // Saving a run and finding where to continue. checkpoints/step_N/ holds
 //   hf/                        a Hugging Face directory of the policy (bf16 of the masters)
-//   training_state.safetensors masters and moments, fp32
+//   training_state-*           masters and moments, fp32 (training_state.hpp)
 //   state.json                 step, seed, prompts consumed, optimizer steps, plan and manifest digests
 //   recipe.yaml                as it was
 #include "controller/pools.hpp"
@@ -13,7 +13,6 @@
 namespace accord::controller {
 
 inline constexpr char kHfDirectory[] = "hf";
-inline constexpr char kTrainingStateFile[] = "training_state.safetensors";
 inline constexpr char kRunStateFile[] = "state.json";
 
 Status save_checkpoint(const RunInputs& inputs, const Pools& pools, RunDirectory& directory, uint64_t step,

@@ -23,10 +23,15 @@ Status for_all(size_t count, const std::function<Status(size_t)>& task) {
   for (std::thread& thread : threads) {
     thread.join();
   }
+  // A failure that made the others' connections break says more than theirs.
+  Status first;
   for (const Status& result : results) {
-    ACCORD_RETURN_IF_ERROR(result);
+    if (!result.ok() && (first.ok() || (exit_code(first) == ExitCode::kUnavailable &&
+                                        exit_code(result) != ExitCode::kUnavailable))) {
+      first = result;
+    }
   }
-  return absl::OkStatus();
+  return first;
 }
 
 }  // namespace accord::controller

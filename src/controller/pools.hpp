@@ -15,12 +15,13 @@ struct Pools {
   std::vector<std::unique_ptr<TrainerWorker>> trainer;
 
   size_t size() const { return rollout.size() + trainer.size(); }
-  // Trainers first: rank 0 of the weight group is trainer 0.
+  // Trainers first, as in the weight group.
   Worker& member(size_t index) const;
   std::string name(size_t index) const;  // trainer/0, rollout/1
 };
 
-// Runs task(0..count-1), each on its own thread, and waits for all. The first error in index order, or OK.
+// Runs task(0..count-1), each on its own thread, and waits for all. OK, or the first error in index
+// order, where a lost connection (kUnavailable) counts only if there is no other error.
 Status for_all(size_t count, const std::function<Status(size_t)>& task);
 
 }  // namespace accord::controller

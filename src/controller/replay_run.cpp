@@ -13,6 +13,7 @@
 #include "comm/store.hpp"
 #include "controller/recorded_run.hpp"
 #include "controller/step_batch.hpp"
+#include "controller/trainer_pool.hpp"
 #include "controller/trainer_worker.hpp"
 #include "precision/plan.hpp"
 #include "recipe/recipe.hpp"
@@ -67,8 +68,12 @@ Status require_batches(const std::string& run_dir, uint64_t first, uint64_t last
 
 class Replay {
  public:
-  Replay(std::string run_dir, const recipe::Recipe& recipe)
-      : run_dir_(std::move(run_dir)), recipe_(recipe), worker_(make_trainer_worker(0, store_, nullptr)) {}
+  // The run's own trainer pool in this process: the order of sums depends on its size.
+  Replay(std::string run_dir, const recipe::Recipe& recipe) : run_dir_(std::move(run_dir)), recipe_(recipe) {
+    for (int32_t rank = 0; rank < static_cast<int32_t>(recipe.trainer.workers); ++rank) {
+      pools_.trainer.push_back(make_trainer_worker(rank, store_, nullptr));
+    }
+  }
 
   StatusOr<ReplayedRun> run(const Start& start, uint64_t last) {
     const std::string ledger = run_dir_ + "/ledger.jsonl";
@@ -82,8 +87,10 @@ class Replay {
       log::warn("the precision plan of the run ({}) is not this recipe's ({})", first.plan_digest,
                 plan.digest);
     }
-    ACCORD_RETURN_IF_ERROR(
-        worker_->setup({recipe::to_yaml(recipe_), plan.digest, manifest.digest, start.directory}).status());
+    const SetupJob setup{recipe::to_yaml(recipe_), plan.digest, manifest.digest, start.directory};
+    ACCORD_RETURN_IF_ERROR(for_all(pools_.trainer.size(),
+                                   [&](size_t rank) { return pools_.trainer[rank]->setup(setup).status(); }));
+    ACCORD_RETURN_IF_ERROR(join_groups(pools_, recipe_));
     ReplayedRun out;
     out.start = start.directory.empty() ? recipe_.model.checkpoint : start.directory;
     ACCORD_ASSIGN_OR_RETURN(ReplayedStep beginning, compare_weights(start.step));
@@ -103,10 +110,13 @@ class Replay {
       return data_error("{}: holds the batch of step {}", path, batch.step);
     }
     ACCORD_ASSIGN_OR_RETURN(const Metrics recorded, read_step_metrics(run_dir_ + "/metrics.jsonl", step));
-    TrainJob job = recorded_train_job(batch, path, Millis(0));
+    TrainJob job = recorded_train_job(batch, path, std::chrono::seconds(recipe_.deadlines.train));
     job.weight_version =
         step - 1;  // what the arena holds; a batch of another version is trained on as it was
-    ACCORD_ASSIGN_OR_RETURN(const Metrics replayed, worker_->train(job));
+    assign_ranks(recipe_, static_cast<int32_t>(pools_.trainer.size()), job.samples);
+    ACCORD_ASSIGN_OR_RETURN(const Metrics replayed, on_all_trainers(pools_, [&](TrainerWorker& trainer) {
+                              return trainer.train(job);
+                            }));
     ACCORD_ASSIGN_OR_RETURN(ReplayedStep out, compare_weights(step));
     for (const auto& [name, value] : replayed) {
       const auto found = recorded.find(name);
@@ -121,7 +131,10 @@ class Replay {
 
   // Exports the masters as `version` and compares the bytes' digests with the ledger's.
   StatusOr<ReplayedStep> compare_weights(uint64_t version) {
-    ACCORD_ASSIGN_OR_RETURN(const std::vector<TensorRecord> records, worker_->export_weights(version));
+    const ExportJob job{version, std::chrono::seconds(recipe_.deadlines.sync)};
+    ACCORD_ASSIGN_OR_RETURN(
+        const std::vector<TensorRecord> records,
+        on_all_trainers(pools_, [&](TrainerWorker& trainer) { return trainer.export_weights(job); }));
     ACCORD_ASSIGN_OR_RETURN(const RecordedVersion recorded,
                             read_ledger_version(run_dir_ + "/ledger.jsonl", version));
     std::map<std::string, std::string> digests;
@@ -143,8 +156,8 @@ class Replay {
 
   const std::string run_dir_;
   const recipe::Recipe& recipe_;
-  comm::InMemoryStore store_;  // nobody joins a group
-  const std::unique_ptr<TrainerWorker> worker_;
+  comm::InMemoryStore store_;
+  Pools pools_;
 };
 
 }  // namespace

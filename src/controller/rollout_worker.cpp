@@ -7,6 +7,7 @@
 #include "base/log.hpp"
 #include "comm/gloo_communicator.hpp"
 #include "controller/engine_limits.hpp"
+#include "controller/groups.hpp"
 #include "controller/policy_setup.hpp"
 #include "controller/update_channel.hpp"
 #include "device/thread_pool.hpp"
@@ -77,12 +78,10 @@ StatusOr<SetupReport> RolloutWorkerImpl::setup(const SetupJob& job) {
 }
 
 Status RolloutWorkerImpl::join(const GroupJob& job) {
-  comm::GlooOptions options;
-  options.group = job.group;
-  options.rank = job.rank;
-  options.size = job.size;
-  ACCORD_ASSIGN_OR_RETURN(group_,
-                          comm::GlooCommunicator::create(options, store_, Deadline::after(job.timeout)));
+  if (job.role != GroupRole::kWeights) {
+    return internal_error("group '{}' is for trainers, this is a rollout worker", job.group);
+  }
+  ACCORD_ASSIGN_OR_RETURN(group_, join_group(job, store_));
   return absl::OkStatus();
 }
 

@@ -103,6 +103,17 @@ Status check_sizes(const RunInputs& inputs) {
   return absl::OkStatus();
 }
 
+Status check_expert_parallel(const recipe::Recipe& recipe, const ModelConfig& config) {
+  const int64_t places = recipe.trainer.expert_parallel;
+  const bool any_moe =
+      std::find(config.layer_is_moe.begin(), config.layer_is_moe.end(), true) != config.layer_is_moe.end();
+  if (places > 1 && (!any_moe || config.num_experts % places != 0)) {
+    return recipe_error("trainer.expert_parallel: must divide the model's experts ({}), is {}",
+                        any_moe ? config.num_experts : 0, places);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 StatusOr<std::unique_ptr<RunInputs>> load_run_inputs(const recipe::Recipe& recipe) {
@@ -113,6 +124,7 @@ StatusOr<std::unique_ptr<RunInputs>> load_run_inputs(const recipe::Recipe& recip
   ACCORD_ASSIGN_OR_RETURN(const checkpoint::HfCheckpoint source,
                           checkpoint::HfCheckpoint::open(recipe.model.checkpoint));
   inputs->config = source.config();
+  ACCORD_RETURN_IF_ERROR(check_expert_parallel(recipe, inputs->config));
   ACCORD_ASSIGN_OR_RETURN(inputs->plan, precision::build_plan(inputs->config, recipe.precision));
   ACCORD_ASSIGN_OR_RETURN(inputs->manifest, weights::build_manifest(inputs->config, inputs->plan));
   StatusOr<std::unique_ptr<reward::Scorer>> scorer = reward::make_scorer(recipe.reward.type);

@@ -264,7 +264,8 @@ TrainJob recorded_train_job(const StepBatch& batch, const std::string& path, Mil
   for (const BatchSample& sample : batch.samples) {
     if (sample.trained) {
       job.samples.push_back({sample.sample.key, recorded_holder(path),
-                             static_cast<int32_t>(sample.sample.tokens.size()), sample.advantage});
+                             static_cast<int32_t>(sample.sample.tokens.size()),
+                             sample.sample.response_length(), sample.advantage, 0});
     }
   }
   return job;

@@ -12,6 +12,7 @@
 #include "controller/rollout_phase.hpp"
 #include "controller/samples_file.hpp"
 #include "controller/step_metrics.hpp"
+#include "controller/trainer_pool.hpp"
 #include "telemetry/metrics_writer.hpp"
 #include "telemetry/progress.hpp"
 #include "telemetry/tensorboard.hpp"
@@ -132,12 +133,7 @@ Status StepLoop::Impl::start() {
               static_cast<double>(report.arena_bytes) * 1e-6);
     return absl::OkStatus();
   }));
-  const GroupJob group{"weights", 0, static_cast<int32_t>(pools.size()), seconds(recipe.deadlines.register_)};
-  ACCORD_RETURN_IF_ERROR(for_all(pools.size(), [&](size_t i) {
-    GroupJob job = group;
-    job.rank = static_cast<int32_t>(i);
-    return pools.member(i).join(job);
-  }));
+  ACCORD_RETURN_IF_ERROR(join_groups(pools, recipe));
 
   const bool fresh = options.resume_step == 0;
   const auto resume_step = static_cast<int64_t>(options.resume_step);
@@ -187,7 +183,8 @@ Status StepLoop::Impl::warm_start(Metrics& metrics) {
     for (const uint64_t index : order.next(static_cast<uint64_t>(sft.batch_size))) {
       job.samples.push_back(inputs.sft[index]);
     }
-    ACCORD_ASSIGN_OR_RETURN(const Metrics trained, pools.trainer[0]->sft(job));
+    ACCORD_ASSIGN_OR_RETURN(const Metrics trained,
+                            on_all_trainers(pools, [&](TrainerWorker& trainer) { return trainer.sft(job); }));
     loss = trained.at("train/loss");
     progress.update(i, fmt::format("loss {:.3f}", loss));
   }
@@ -245,7 +242,8 @@ Status StepLoop::Impl::step(uint64_t step) {
 Status StepLoop::Impl::train(const TrainJob& job, Metrics& metrics) {
   state.set_phase("train");
   const auto begin = Clock::now();
-  ACCORD_ASSIGN_OR_RETURN(const Metrics trained, pools.trainer[0]->train(job));
+  ACCORD_ASSIGN_OR_RETURN(const Metrics trained,
+                          on_all_trainers(pools, [&](TrainerWorker& trainer) { return trainer.train(job); }));
   metrics.insert(trained.begin(), trained.end());
   metrics["time/train"] = seconds_since(begin);
   if (recipe.algorithm.filter_zero_std) {
@@ -354,16 +352,20 @@ TrainJob StepLoop::Impl::train_job(uint64_t step, std::span<const ScoredSample> 
   for (const size_t i : chosen) {
     const SampleSummary& summary = samples[i].rolled.summary;
     job.samples.push_back({summary.key, holder_of(samples[i], step),
-                           summary.prompt_length + summary.response_length, advantages[i]});
+                           summary.prompt_length + summary.response_length, summary.response_length,
+                           advantages[i], 0});
   }
+  assign_ranks(recipe, static_cast<int32_t>(pools.trainer.size()), job.samples);
   return job;
 }
 
 Status StepLoop::Impl::sync(uint64_t new_version, Metrics& metrics) {
   state.set_phase("sync");
   const auto begin = Clock::now();
-  ACCORD_ASSIGN_OR_RETURN(const std::vector<TensorRecord> records,
-                          pools.trainer[0]->export_weights(new_version));
+  const ExportJob export_job{new_version, seconds(recipe.deadlines.sync)};
+  ACCORD_ASSIGN_OR_RETURN(
+      const std::vector<TensorRecord> records,
+      on_all_trainers(pools, [&](TrainerWorker& trainer) { return trainer.export_weights(export_job); }));
   const SyncJob job{new_version, inputs.manifest.digest, seconds(recipe.deadlines.sync)};
   int64_t bytes = 0;
   ACCORD_RETURN_IF_ERROR(for_all(pools.size(), [&](size_t i) -> Status {

@@ -1,35 +1,37 @@
 #include "controller/trainer_worker.hpp"
 
-#include <absl/strings/numbers.h>
-
 #include <algorithm>
 #include <map>
 #include <optional>
 
 #include "base/log.hpp"
 #include "checkpoint/hf_checkpoint.hpp"
-#include "checkpoint/safetensors.hpp"
-#include "comm/gloo_communicator.hpp"
 #include "controller/checkpointing.hpp"
 #include "controller/engine_limits.hpp"
+#include "controller/groups.hpp"
 #include "controller/policy_setup.hpp"
+#include "controller/published_policy.hpp"
 #include "controller/step_batch.hpp"
+#include "controller/training_state.hpp"
 #include "controller/update_channel.hpp"
 #include "device/thread_pool.hpp"
+#include "trainer/packing.hpp"
 #include "trainer/trainer.hpp"
 #include "trainer/updates.hpp"
 #include "weights/arena.hpp"
-#include "weights/export.hpp"
 #include "weights/transaction.hpp"
 
 namespace accord::controller {
 namespace {
 
-constexpr char kOptimizerStepsKey[] = "optimizer_steps";
-
 // Where the learning rate schedule of the RL phase ends.
 int64_t total_updates(const recipe::Recipe& recipe) {
   return recipe.run.steps * recipe.trainer.updates_per_step;
+}
+
+// Places that the experts of a layer are spread over.
+int32_t expert_places(const recipe::Recipe& recipe) {
+  return static_cast<int32_t>(std::max<int64_t>(recipe.trainer.expert_parallel, 1));
 }
 
 class TrainerWorkerImpl final : public TrainerWorker {
@@ -41,7 +43,7 @@ class TrainerWorkerImpl final : public TrainerWorker {
   StatusOr<SetupReport> setup(const SetupJob& job) override;
   Status join(const GroupJob& job) override;
   StatusOr<SyncReport> sync(const SyncJob& job) override;
-  StatusOr<std::vector<TensorRecord>> export_weights(uint64_t version) override;
+  StatusOr<std::vector<TensorRecord>> export_weights(const ExportJob& job) override;
   StatusOr<Metrics> train(const TrainJob& job) override;
   StatusOr<Metrics> sft(const SftJob& job) override;
   Status save(const SaveJob& job) override;
@@ -49,11 +51,26 @@ class TrainerWorkerImpl final : public TrainerWorker {
  private:
   enum class Phase { kNone, kSft, kRl };
 
-  Status load_state(const std::string& checkpoint_dir);
+  int32_t pool_size() const { return static_cast<int32_t>(policy_->recipe.trainer.workers); }
+  // Collective calls go through this: whoever fails closes its groups, so that the others do not wait.
+  template <class Work>
+  auto together(const Work& work) {
+    auto result = work();
+    if (!result.ok()) {
+      experts_group_.reset();
+      trainers_group_.reset();
+      weights_group_.reset();
+    }
+    return result;
+  }
+  Status ready() const;
   Status enter(Phase phase);
-  Status quantize_masters();
-  StatusOr<std::vector<trainer::TrainSample>> gather(const TrainJob& job) const;
-  StatusOr<Metrics> update(std::span<const trainer::TrainSample> samples, uint64_t step, size_t& updates);
+  Status publish(Deadline deadline);
+  StatusOr<Metrics> train_samples(const TrainJob& job);
+  StatusOr<Metrics> sft_samples(const SftJob& job);
+  StatusOr<std::vector<trainer::TrainSample>> gather(const TrainJob& job, std::span<const size_t> mine) const;
+  StatusOr<Metrics> update(const TrainJob& job, std::span<trainer::TrainSample> samples,
+                           std::span<const size_t> mine, size_t& updates);
 
   const int32_t rank_;
   comm::Store& store_;
@@ -61,9 +78,12 @@ class TrainerWorkerImpl final : public TrainerWorker {
   std::optional<PolicySetup> policy_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<weights::Arena> arena_;
+  std::unique_ptr<Communicator> weights_group_;
+  std::unique_ptr<Communicator> trainers_group_;  // of several trainers
+  std::unique_ptr<Communicator> experts_group_;   // with expert parallelism
   std::unique_ptr<trainer::Trainer> trainer_;
-  std::unique_ptr<Communicator> group_;
-  weights::ExportReport exported_;   // of what the arena holds
+  std::unique_ptr<PublishedPolicy> published_;
+  bool fresh_ = false;               // the arena holds the masters' bytes
   std::optional<uint64_t> version_;  // none while the masters are ahead of the arena
   Phase phase_ = Phase::kNone;
 };
@@ -80,7 +100,11 @@ StatusOr<SetupReport> TrainerWorkerImpl::setup(const SetupJob& job) {
   options.tokens_per_microbatch = recipe.trainer.tokens_per_microbatch;
   options.compute_dtype = recipe.model.compute_dtype;
   options.backward = recipe.precision.backward;
+  options.rank = rank_;
+  options.size = pool_size();
+  options.expert_parallel = expert_places(recipe);
   for (const precision::PlanRow& row : policy_->plan.rows) {
+    options.units.push_back(row.unit);
     if (!row.weight_decay) {
       options.no_weight_decay.push_back(row.name);
     }
@@ -96,46 +120,41 @@ StatusOr<SetupReport> TrainerWorkerImpl::setup(const SetupJob& job) {
                                                      return source.read_f32(spec.name, values);
                                                    }));
   if (!job.resume_dir.empty()) {
-    ACCORD_RETURN_IF_ERROR(load_state(job.resume_dir));
+    ACCORD_RETURN_IF_ERROR(load_training_state(job.resume_dir, *trainer_));
     phase_ = Phase::kRl;
   }
   ACCORD_ASSIGN_OR_RETURN(arena_, weights::Arena::create(policy_->manifest.arena_bytes));
-  ACCORD_RETURN_IF_ERROR(quantize_masters());
   ACCORD_RETURN_IF_ERROR(trainer_->bind_arena(policy_->manifest, arena_->data()));
+  published_ = std::make_unique<PublishedPolicy>(*policy_, *trainer_, *arena_, *pool_);
+  fresh_ = false;
   return SetupReport{"cpu", policy_->manifest.arena_bytes, pool_->num_threads()};
 }
 
-Status TrainerWorkerImpl::load_state(const std::string& checkpoint_dir) {
-  const std::string path = checkpoint_dir + "/" + kTrainingStateFile;
-  ACCORD_ASSIGN_OR_RETURN(const checkpoint::SafetensorsFile file, checkpoint::SafetensorsFile::open(path));
-  const std::vector<trainer::StateTensor> state = trainer_->state();
-  if (file.tensors().size() != state.size()) {
-    return data_error("{}: holds {} tensors, this model's training state has {}", path, file.tensors().size(),
-                      state.size());
+Status TrainerWorkerImpl::join(const GroupJob& job) {
+  if (!trainer_) {
+    return internal_error("join of group '{}' before setup", job.group);
   }
-  for (const trainer::StateTensor& tensor : state) {
-    ACCORD_RETURN_IF_ERROR(file.require(tensor.name, Dtype::kF32, tensor.shape).status());
+  switch (job.role) {
+    case GroupRole::kWeights: {
+      ACCORD_ASSIGN_OR_RETURN(weights_group_, join_group(job, store_));
+      return absl::OkStatus();
+    }
+    case GroupRole::kTrainers: {
+      ACCORD_ASSIGN_OR_RETURN(trainers_group_, join_group(job, store_));
+      return trainer_->connect(*trainers_group_);
+    }
+    case GroupRole::kExperts: {
+      ACCORD_ASSIGN_OR_RETURN(experts_group_, join_group(job, store_));
+      return internal_error("group '{}': no expert parallelism", job.group);
+    }
   }
-  const auto steps = file.metadata().find(kOptimizerStepsKey);
-  int64_t optimizer_steps = 0;
-  if (steps == file.metadata().end() || !absl::SimpleAtoi(steps->second, &optimizer_steps) ||
-      optimizer_steps < 0) {
-    return data_error("{}: its metadata has no valid {}", path, kOptimizerStepsKey);
-  }
-  for (const trainer::StateTensor& tensor : state) {
-    ACCORD_RETURN_IF_ERROR(file.read_f32(tensor.name, tensor.values));
-  }
-  trainer_->set_optimizer_steps(optimizer_steps);
-  return absl::OkStatus();
+  return internal_error("group '{}' has an unknown role", job.group);
 }
 
-Status TrainerWorkerImpl::join(const GroupJob& job) {
-  comm::GlooOptions options;
-  options.group = job.group;
-  options.rank = job.rank;
-  options.size = job.size;
-  ACCORD_ASSIGN_OR_RETURN(group_,
-                          comm::GlooCommunicator::create(options, store_, Deadline::after(job.timeout)));
+Status TrainerWorkerImpl::ready() const {
+  if (!trainer_ || (pool_size() > 1 && !trainers_group_)) {
+    return internal_error("trainer/{} was not set up, or left its group after an earlier error", rank_);
+  }
   return absl::OkStatus();
 }
 
@@ -155,66 +174,64 @@ Status TrainerWorkerImpl::enter(Phase phase) {
   return absl::OkStatus();
 }
 
-Status TrainerWorkerImpl::quantize_masters() {
-  ACCORD_ASSIGN_OR_RETURN(exported_, weights::export_weights(
-                                         policy_->manifest, policy_->plan,
-                                         [this](const std::string& name) -> std::span<const float> {
-                                           return trainer_->master(name);
-                                         },
-                                         *arena_, *pool_));
+// The arena becomes the masters' bytes, where it is not yet.
+Status TrainerWorkerImpl::publish(Deadline deadline) {
+  if (fresh_) {
+    return absl::OkStatus();
+  }
+  ACCORD_RETURN_IF_ERROR(published_->publish(trainers_group_.get(), deadline));
+  fresh_ = true;
   return absl::OkStatus();
 }
 
-StatusOr<std::vector<TensorRecord>> TrainerWorkerImpl::export_weights(uint64_t version) {
-  if (!trainer_) {
-    return internal_error("export of version {} before setup", version);
-  }
-  ACCORD_RETURN_IF_ERROR(quantize_masters());
-  version_ = version;
-  std::vector<TensorRecord> records;
-  records.reserve(exported_.tensors.size());
-  for (const weights::ExportedTensor& t : exported_.tensors) {
-    records.push_back({t.name, t.digest, t.amax, t.saturated, t.flushed});
-  }
-  return records;
+StatusOr<std::vector<TensorRecord>> TrainerWorkerImpl::export_weights(const ExportJob& job) {
+  return together([&]() -> StatusOr<std::vector<TensorRecord>> {
+    ACCORD_RETURN_IF_ERROR(ready());
+    ACCORD_RETURN_IF_ERROR(publish(Deadline::after(job.timeout)));
+    version_ = job.version;
+    return published_->records();
+  });
 }
 
 StatusOr<SyncReport> TrainerWorkerImpl::sync(const SyncJob& job) {
-  if (!group_ || version_ != job.version) {
-    return internal_error("sync of version {}, but the arena was not exported as that version", job.version);
-  }
-  std::vector<std::string> digests;
-  for (const weights::ExportedTensor& tensor : exported_.tensors) {
-    digests.push_back(tensor.digest);
-  }
-  weights::UpdateOptions options;
-  options.version = job.version;
-  ACCORD_ASSIGN_OR_RETURN(const weights::UpdateReport report,
-                          weights::send_update(policy_->manifest, arena_->data(), {digests, {}}, options,
-                                               make_update_channel(*group_, Deadline::after(job.timeout))));
-  return SyncReport{report.version, report.bytes, report.attempts};
+  return together([&]() -> StatusOr<SyncReport> {
+    if (!weights_group_ || version_ != job.version) {
+      return internal_error("sync of version {}, but the arena was not exported as that version",
+                            job.version);
+    }
+    const std::vector<std::string> digests = published_->digests();
+    weights::UpdateOptions options;
+    options.version = job.version;
+    ACCORD_ASSIGN_OR_RETURN(
+        const weights::UpdateReport report,
+        weights::send_update(policy_->manifest, arena_->data(), {digests, published_->owners()}, options,
+                             make_update_channel(*weights_group_, Deadline::after(job.timeout))));
+    return SyncReport{report.version, report.bytes, report.attempts};
+  });
 }
 
 // Trajectories come from their holders, grouped by holder, and are put back into the job's order.
-StatusOr<std::vector<trainer::TrainSample>> TrainerWorkerImpl::gather(const TrainJob& job) const {
+StatusOr<std::vector<trainer::TrainSample>> TrainerWorkerImpl::gather(const TrainJob& job,
+                                                                      std::span<const size_t> mine) const {
   std::map<std::string, std::vector<size_t>> by_holder;
-  for (size_t i = 0; i < job.samples.size(); ++i) {
-    by_holder[job.samples[i].holder].push_back(i);
+  for (size_t i = 0; i < mine.size(); ++i) {
+    by_holder[job.samples[mine[i]].holder].push_back(i);
   }
-  std::vector<trainer::TrainSample> samples(job.samples.size());
+  std::vector<trainer::TrainSample> samples(mine.size());
   for (const auto& [holder, indices] : by_holder) {
     std::vector<SampleKey> keys;
     for (const size_t i : indices) {
-      keys.push_back(job.samples[i].key);
+      keys.push_back(job.samples[mine[i]].key);
     }
     ACCORD_ASSIGN_OR_RETURN(std::vector<Sample> fetched, fetch_(holder, keys));
     for (size_t j = 0; j < indices.size(); ++j) {
       Sample& sample = fetched[j];
-      const TrainSampleRef& ref = job.samples[indices[j]];
+      const TrainSampleRef& ref = job.samples[mine[indices[j]]];
       // A recorded batch may be of any version: the mismatch metrics say how far it is from this policy.
       const bool other_version = sample.weight_version != job.weight_version && recorded_path(holder).empty();
       if (sample.key != ref.key || other_version ||
-          static_cast<int32_t>(sample.tokens.size()) != ref.num_tokens) {
+          static_cast<int32_t>(sample.tokens.size()) != ref.num_tokens ||
+          sample.response_length() != ref.response_length) {
         return internal_error(
             "{} sent sample {} of prompt {} (version {}, {} tokens) where sample {} of prompt {} (version "
             "{}, {} tokens) "
@@ -236,6 +253,13 @@ StatusOr<std::vector<trainer::TrainSample>> TrainerWorkerImpl::gather(const Trai
 }
 
 StatusOr<Metrics> TrainerWorkerImpl::train(const TrainJob& job) {
+  return together([&]() -> StatusOr<Metrics> {
+    ACCORD_RETURN_IF_ERROR(ready());
+    return train_samples(job);
+  });
+}
+
+StatusOr<Metrics> TrainerWorkerImpl::train_samples(const TrainJob& job) {
   if (version_ != job.weight_version) {
     return internal_error("step {} trains on samples of version {}, but the arena does not hold that version",
                           job.step, job.weight_version);
@@ -245,7 +269,13 @@ StatusOr<Metrics> TrainerWorkerImpl::train(const TrainJob& job) {
   Metrics metrics;
   size_t updates = 0;
   if (!job.samples.empty()) {
-    ACCORD_ASSIGN_OR_RETURN(std::vector<trainer::TrainSample> samples, gather(job));
+    std::vector<size_t> mine;
+    for (size_t i = 0; i < job.samples.size(); ++i) {
+      if (job.samples[i].rank == rank_) {
+        mine.push_back(i);
+      }
+    }
+    ACCORD_ASSIGN_OR_RETURN(std::vector<trainer::TrainSample> samples, gather(job, mine));
     if (recipe.algorithm.importance_correction != recipe::ImportanceCorrection::kNone) {
       ACCORD_ASSIGN_OR_RETURN(std::vector<std::vector<float>> old, trainer_->logprobs(samples));
       for (size_t i = 0; i < samples.size(); ++i) {
@@ -253,7 +283,7 @@ StatusOr<Metrics> TrainerWorkerImpl::train(const TrainJob& job) {
       }
     }
     version_.reset();
-    ACCORD_ASSIGN_OR_RETURN(metrics, update(samples, job.step, updates));
+    ACCORD_ASSIGN_OR_RETURN(metrics, update(job, samples, mine, updates));
   }
   if (recipe.trainer.updates_per_step > 1 || recipe.algorithm.filter_zero_std) {
     metrics["train/updates"] = static_cast<double>(updates);
@@ -262,25 +292,35 @@ StatusOr<Metrics> TrainerWorkerImpl::train(const TrainJob& job) {
 }
 
 // Every update but the last leaves its weights in the arena, from which the next one computes. Rollout
-// workers do not see those.
-StatusOr<Metrics> TrainerWorkerImpl::update(std::span<const trainer::TrainSample> samples, uint64_t step,
-                                            size_t& updates) {
+// workers do not see those. `mine`: which of the job's samples these are, ascending.
+StatusOr<Metrics> TrainerWorkerImpl::update(const TrainJob& job, std::span<trainer::TrainSample> samples,
+                                            std::span<const size_t> mine, size_t& updates) {
   const recipe::Recipe& recipe = policy_->recipe;
+  const Deadline deadline = Deadline::after(job.timeout);
   const std::vector<trainer::SampleRange> ranges =
-      trainer::split_updates(static_cast<int64_t>(samples.size()), recipe.rollout.samples_per_prompt,
+      trainer::split_updates(static_cast<int64_t>(job.samples.size()), recipe.rollout.samples_per_prompt,
                              recipe.trainer.updates_per_step);
   std::vector<trainer::StepReport> reports;
+  size_t next = 0;  // of mine
   for (const trainer::SampleRange& range : ranges) {
-    if (!reports.empty()) {
-      ACCORD_RETURN_IF_ERROR(quantize_masters());
+    ACCORD_RETURN_IF_ERROR(publish(deadline));
+    trainer::BatchTotals totals{0, static_cast<int64_t>(range.count)};
+    for (const TrainSampleRef& ref : std::span(job.samples).subspan(range.begin, range.count)) {
+      totals.num_tokens += ref.response_length;
+    }
+    std::vector<int64_t> places;
+    const size_t begin = next;
+    for (; next < mine.size() && mine[next] < range.begin + range.count; ++next) {
+      places.push_back(static_cast<int64_t>(mine[next]));
     }
     StatusOr<trainer::StepReport> report =
-        trainer_->train_step(samples.subspan(range.begin, range.count), step);
+        trainer_->train_step(samples.subspan(begin, next - begin), job.step, totals, places, deadline);
     if (!report.ok()) {
       return ranges.size() == 1 ? report.status()
                                 : annotate(report.status(),
                                            fmt::format("update {} of {}", reports.size() + 1, ranges.size()));
     }
+    fresh_ = false;
     reports.push_back(*std::move(report));
   }
   updates = reports.size();
@@ -288,39 +328,48 @@ StatusOr<Metrics> TrainerWorkerImpl::update(std::span<const trainer::TrainSample
 }
 
 StatusOr<Metrics> TrainerWorkerImpl::sft(const SftJob& job) {
+  return together([&]() -> StatusOr<Metrics> {
+    ACCORD_RETURN_IF_ERROR(ready());
+    return sft_samples(job);
+  });
+}
+
+StatusOr<Metrics> TrainerWorkerImpl::sft_samples(const SftJob& job) {
   ACCORD_RETURN_IF_ERROR(enter(Phase::kSft));
-  std::vector<trainer::SftSample> samples;
-  samples.reserve(job.samples.size());
+  const Deadline deadline = Deadline::after(job.timeout);
+  trainer::BatchTotals totals{0, static_cast<int64_t>(job.samples.size())};
+  std::vector<int64_t> lengths;
   for (const SftSample& sample : job.samples) {
-    samples.push_back({sample.tokens, sample.prompt_length});
+    lengths.push_back(static_cast<int64_t>(sample.tokens.size()));
+    totals.num_tokens += static_cast<int64_t>(sample.tokens.size()) - sample.prompt_length;
+  }
+  const std::vector<int32_t> ranks = trainer::assign_samples(lengths, pool_size());
+  std::vector<trainer::SftSample> samples;
+  std::vector<int64_t> places;
+  for (size_t i = 0; i < job.samples.size(); ++i) {
+    if (ranks[i] == rank_) {
+      samples.push_back({job.samples[i].tokens, job.samples[i].prompt_length});
+      places.push_back(static_cast<int64_t>(i));
+    }
   }
   version_.reset();
-  ACCORD_ASSIGN_OR_RETURN(trainer::SftReport report, trainer_->sft_step(samples, job.step));
-  ACCORD_RETURN_IF_ERROR(quantize_masters());
+  ACCORD_RETURN_IF_ERROR(publish(deadline));
+  ACCORD_ASSIGN_OR_RETURN(trainer::SftReport report,
+                          trainer_->sft_step(samples, job.step, totals, places, deadline));
+  fresh_ = false;
   return std::move(report.metrics);
 }
 
 Status TrainerWorkerImpl::save(const SaveJob& job) {
-  std::vector<checkpoint::TensorData> tensors;
-  for (const trainer::StateTensor& tensor : trainer_->state()) {
-    tensors.push_back({{tensor.name, Dtype::kF32, tensor.shape}, tensor.values.data()});
-  }
-  ACCORD_RETURN_IF_ERROR(
-      checkpoint::write_safetensors(job.directory + "/" + kTrainingStateFile, tensors,
-                                    {{kOptimizerStepsKey, std::to_string(trainer_->optimizer_steps())}}));
-  if (!job.save_hf) {
-    return absl::OkStatus();
-  }
-  std::vector<BF16> values;
-  const auto provide = [&](const ParamSpec& spec) -> StatusOr<std::span<const BF16>> {
-    const std::span<const float> master = trainer_->master(spec.name);
-    values.resize(master.size());
-    std::transform(master.begin(), master.end(), values.begin(), to_bf16);
-    return std::span<const BF16>(values);
-  };
-  checkpoint::HfWriteOptions options;
-  options.tokenizer_dir = policy_->recipe.model.checkpoint;
-  return checkpoint::write_hf_checkpoint(job.directory + "/" + kHfDirectory, policy_->hf, provide, options);
+  return together([&]() -> Status {
+    ACCORD_RETURN_IF_ERROR(ready());
+    ACCORD_RETURN_IF_ERROR(save_training_state(job.directory, rank_, pool_size(), *trainer_));
+    if (!job.save_hf) {
+      return absl::OkStatus();
+    }
+    return save_hf_weights(job.directory + "/" + kHfDirectory, policy_->hf, policy_->recipe.model.checkpoint,
+                           *trainer_, trainers_group_.get(), Deadline::after(job.timeout));
+  });
 }
 
 }  // namespace

@@ -1,12 +1,11 @@
 #pragma once
-// The weight transaction's channel over a communicator. Trainer 0 is rank 0 and the sender.
+// The weight transaction's channel over a communicator. Trainers are the first ranks and the senders; trainer
+// 0 leads.
 #include "base/communicator.hpp"
 #include "base/deadline.hpp"
 #include "weights/transaction.hpp"
 
 namespace accord::controller {
-
-inline constexpr int kSenderRank = 0;
 
 // `communicator` must outlive the channel; `deadline` bounds every call made through it.
 weights::UpdateChannel make_update_channel(Communicator& communicator, Deadline deadline);

@@ -29,8 +29,16 @@ struct SetupReport {
   int32_t threads = 0;
 };
 
+// What a communicator group is for.
+enum class GroupRole : uint8_t {
+  kWeights,   // all workers, trainers first: weight updates
+  kTrainers,  // the trainer pool: gradients, arenas, training state
+  kExperts,   // the trainers that share one set of experts
+};
+
 // Membership in a communicator group. Group names are unique per epoch.
 struct GroupJob {
+  GroupRole role = GroupRole::kWeights;
   std::string group;
   int32_t rank = 0;
   int32_t size = 0;
@@ -83,9 +91,12 @@ struct TrainSampleRef {
   SampleKey key;
   std::string holder;  // address of the rollout worker that has the trajectory
   int32_t num_tokens = 0;
+  int32_t response_length = 0;
   double advantage = 0.0;
+  int32_t rank = 0;  // the trainer that trains on it
 };
 
+// Every trainer gets the whole list, from which it knows the sizes of the batch.
 struct TrainJob {
   uint64_t step = 0;
   uint64_t weight_version = 0;
@@ -98,9 +109,15 @@ struct SftSample {
   int32_t prompt_length = 0;
 };
 
+// Every trainer gets the whole batch and trains on its share.
 struct SftJob {
   uint64_t step = 0;
   std::vector<SftSample> samples;
+  Millis timeout{0};
+};
+
+struct ExportJob {
+  uint64_t version = 0;
   Millis timeout{0};
 };
 
@@ -129,10 +146,12 @@ class RolloutWorker : public Worker {
   virtual Status release(uint64_t step) = 0;  // forgets the trajectories of this step and older ones
 };
 
+// With several trainers every call is collective: all of them get it at the same time, and when one fails its
+// groups close, so that the others fail too. Metrics and records are the same on all.
 class TrainerWorker : public Worker {
  public:
-  // Quantizes the masters into the arena as `version`; the records go to the ledger.
-  virtual StatusOr<std::vector<TensorRecord>> export_weights(uint64_t version) = 0;
+  // Quantizes the masters into the arena as `version`; the records, of all tensors, go to the ledger.
+  virtual StatusOr<std::vector<TensorRecord>> export_weights(const ExportJob& job) = 0;
   virtual StatusOr<Metrics> train(const TrainJob& job) = 0;
   virtual StatusOr<Metrics> sft(const SftJob& job) = 0;
   virtual Status save(const SaveJob& job) = 0;

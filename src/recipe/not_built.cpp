@@ -36,8 +36,6 @@ constexpr NotBuilt kNotBuilt[] = {
      "rollout on CUDA", "auto or cpu"},
     {"trainer.device", [](const Recipe& r) { return r.trainer.device == DeviceChoice::kCuda; },
      "training on CUDA", "auto or cpu"},
-    {"trainer.workers", [](const Recipe& r) { return r.trainer.workers != 1; },
-     "more than one trainer worker", "1"},
     {"trainer.expert_parallel", [](const Recipe& r) { return r.trainer.expert_parallel > 1; },
      "expert parallelism", "auto"},
     {"trainer.expert_tensor_parallel", [](const Recipe& r) { return r.trainer.expert_tensor_parallel != 1; },

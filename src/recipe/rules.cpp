@@ -89,6 +89,10 @@ class Rules {
            fmt::format("must hold one sample of rollout.max_prompt_tokens + max_response_tokens = {}, is {}",
                        sample, r_.trainer.tokens_per_microbatch));
     }
+    if (const int64_t places = r_.trainer.expert_parallel; places > 1 && r_.trainer.workers % places != 0) {
+      fail("trainer.expert_parallel",
+           fmt::format("must divide trainer.workers = {}, is {}", r_.trainer.workers, places));
+    }
     if (r_.trainer.updates_per_step > r_.rollout.prompts_per_step) {
       fail("trainer.updates_per_step",
            fmt::format("must be at most rollout.prompts_per_step = {}, is {} (each update needs a group)",

@@ -93,6 +93,41 @@ Sample from_proto(const v1::Trajectory& m) {
   return sample;
 }
 
+v1::JoinRequest to_proto(const controller::GroupJob& job) {
+  v1::JoinRequest message;
+  message.set_role(job.role == controller::GroupRole::kWeights    ? v1::GROUP_ROLE_WEIGHTS
+                   : job.role == controller::GroupRole::kTrainers ? v1::GROUP_ROLE_TRAINERS
+                                                                  : v1::GROUP_ROLE_EXPERTS);
+  message.set_group(job.group);
+  message.set_rank(job.rank);
+  message.set_size(job.size);
+  message.set_timeout_ms(job.timeout.count());
+  return message;
+}
+
+StatusOr<controller::GroupJob> from_proto(const v1::JoinRequest& m) {
+  controller::GroupJob job;
+  switch (m.role()) {
+    case v1::GROUP_ROLE_WEIGHTS:
+      job.role = controller::GroupRole::kWeights;
+      break;
+    case v1::GROUP_ROLE_TRAINERS:
+      job.role = controller::GroupRole::kTrainers;
+      break;
+    case v1::GROUP_ROLE_EXPERTS:
+      job.role = controller::GroupRole::kExperts;
+      break;
+    default:
+      return internal_error("group '{}' has no role that this worker knows ({})", m.group(),
+                            static_cast<int>(m.role()));
+  }
+  job.group = m.group();
+  job.rank = m.rank();
+  job.size = m.size();
+  job.timeout = controller::Millis(m.timeout_ms());
+  return job;
+}
+
 v1::TrainRequest to_proto(const controller::TrainJob& job) {
   v1::TrainRequest message;
   message.set_step(job.step);
@@ -103,7 +138,10 @@ v1::TrainRequest to_proto(const controller::TrainJob& job) {
     sample->set_holder(ref.holder);
     sample->set_num_tokens(ref.num_tokens);
     sample->set_advantage(ref.advantage);
+    sample->set_response_length(ref.response_length);
+    sample->set_rank(ref.rank);
   }
+  message.set_timeout_ms(job.timeout.count());
   return message;
 }
 
@@ -112,9 +150,10 @@ controller::TrainJob from_proto(const v1::TrainRequest& m) {
   job.step = m.step();
   job.weight_version = m.weight_version();
   for (const v1::TrainSampleMessage& sample : m.samples()) {
-    job.samples.push_back(
-        {from_proto(sample.key()), sample.holder(), sample.num_tokens(), sample.advantage()});
+    job.samples.push_back({from_proto(sample.key()), sample.holder(), sample.num_tokens(),
+                           sample.response_length(), sample.advantage(), sample.rank()});
   }
+  job.timeout = controller::Millis(m.timeout_ms());
   return job;
 }
 
@@ -126,6 +165,7 @@ v1::SftRequest to_proto(const controller::SftJob& job) {
     out->mutable_tokens()->Add(sample.tokens.begin(), sample.tokens.end());
     out->set_prompt_length(sample.prompt_length);
   }
+  message.set_timeout_ms(job.timeout.count());
   return message;
 }
 
@@ -135,6 +175,7 @@ controller::SftJob from_proto(const v1::SftRequest& m) {
   for (const v1::SftSampleMessage& sample : m.samples()) {
     job.samples.push_back({{sample.tokens().begin(), sample.tokens().end()}, sample.prompt_length()});
   }
+  job.timeout = controller::Millis(m.timeout_ms());
   return job;
 }
 

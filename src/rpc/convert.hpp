@@ -20,6 +20,9 @@ controller::SampleSummary from_proto(const v1::SampleSummary& message);
 v1::Trajectory to_proto(const Sample& sample);
 Sample from_proto(const v1::Trajectory& message);
 
+v1::JoinRequest to_proto(const controller::GroupJob& job);
+StatusOr<controller::GroupJob> from_proto(const v1::JoinRequest& message);
+
 v1::TrainRequest to_proto(const controller::TrainJob& job);
 controller::TrainJob from_proto(const v1::TrainRequest& message);
 

@@ -81,14 +81,9 @@ class Client : public Base {
   }
 
   Status join(const controller::GroupJob& job) override {
-    v1::JoinRequest request;
-    request.set_group(job.group);
-    request.set_rank(job.rank);
-    request.set_size(job.size);
-    request.set_timeout_ms(job.timeout.count());
     v1::JoinReply reply;
-    Call call(options_, waits_, canceller_, "Join", job.timeout);
-    return call.result(stub_->Join(call.context(), request, &reply));
+    Call call(options_, waits_, canceller_, "Join of group " + job.group, job.timeout);
+    return call.result(stub_->Join(call.context(), to_proto(job), &reply));
   }
 
   StatusOr<controller::SyncReport> sync(const controller::SyncJob& job) override {
@@ -141,12 +136,12 @@ class TrainerClient final : public Client<controller::TrainerWorker> {
  public:
   using Client::Client;
 
-  StatusOr<std::vector<controller::TensorRecord>> export_weights(uint64_t version) override {
+  StatusOr<std::vector<controller::TensorRecord>> export_weights(const controller::ExportJob& job) override {
     v1::ExportRequest request;
-    request.set_version(version);
+    request.set_version(job.version);
+    request.set_timeout_ms(job.timeout.count());
     v1::ExportReply reply;
-    Call call(options_, waits_, canceller_, fmt::format("Export of version {}", version),
-              options_.save_timeout);
+    Call call(options_, waits_, canceller_, fmt::format("Export of version {}", job.version), job.timeout);
     ACCORD_RETURN_IF_ERROR(call.result(stub_->Export(call.context(), request, &reply)));
     std::vector<controller::TensorRecord> records;
     for (const v1::TensorRecord& record : reply.tensors()) {
@@ -173,6 +168,7 @@ class TrainerClient final : public Client<controller::TrainerWorker> {
     v1::SaveRequest request;
     request.set_directory(job.directory);
     request.set_save_hf(job.save_hf);
+    request.set_timeout_ms(job.timeout.count());
     v1::SaveReply reply;
     Call call(options_, waits_, canceller_, "Save to " + job.directory, job.timeout);
     return call.result(stub_->Save(call.context(), request, &reply));

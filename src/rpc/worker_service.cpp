@@ -69,8 +69,8 @@ grpc::Status WorkerService::Join(grpc::ServerContext* context, const v1::JoinReq
     return to_grpc(status);
   }
   const std::lock_guard lock(state_mutex_);
-  return to_grpc(worker().join(
-      {request->group(), request->rank(), request->size(), controller::Millis(request->timeout_ms())}));
+  const StatusOr<controller::GroupJob> job = from_proto(*request);
+  return to_grpc(job.ok() ? worker().join(*job) : job.status());
 }
 
 grpc::Status WorkerService::Export(grpc::ServerContext* context, const v1::ExportRequest* request,
@@ -79,7 +79,8 @@ grpc::Status WorkerService::Export(grpc::ServerContext* context, const v1::Expor
     return to_grpc(status);
   }
   const std::lock_guard lock(state_mutex_);
-  const auto records = trainer_->export_weights(request->version());
+  const auto records =
+      trainer_->export_weights({request->version(), controller::Millis(request->timeout_ms())});
   if (records.ok()) {
     for (const controller::TensorRecord& record : *records) {
       *reply->add_tensors() = to_proto(record);
@@ -185,7 +186,8 @@ grpc::Status WorkerService::Save(grpc::ServerContext* context, const v1::SaveReq
     return to_grpc(status);
   }
   const std::lock_guard lock(state_mutex_);
-  return to_grpc(trainer_->save({request->directory(), request->save_hf(), controller::Millis(0)}));
+  return to_grpc(
+      trainer_->save({request->directory(), request->save_hf(), controller::Millis(request->timeout_ms())}));
 }
 
 }  // namespace accord::rpc

@@ -89,14 +89,14 @@ def case_stopped_twice(t):
 def case_damaged_checkpoint_and_interrupted_write(t):
     reference = reference_run(t)  # checkpoints of steps 2, 4, 6 and 7
     for name, damage, reason in (
-            ("flipped", lambda d: harness.flip_byte(d + "/training_state.safetensors", 40000), "its content"),
+            ("flipped", lambda d: harness.flip_byte(d + "/training_state-00001-of-00001.safetensors", 40000), "its content"),
             ("truncated", lambda d: os.truncate(d + "/hf/model.safetensors", 1000), "bytes"),
             ("missing", lambda d: os.remove(d + "/state.json"), "state.json")):
         path = t.path(name)
         shutil.copytree(reference.path, path)
         run = harness.Run(path)
         damage(run.checkpoint(7))
-        interrupted = harness.write(run.checkpoint(9) + ".tmp/training_state.safetensors", "half a file")
+        interrupted = harness.write(run.checkpoint(9) + ".tmp/training_state-00001-of-00001.safetensors", "half a file")
         err = t.accord("run", t.recipe(name, {"run.steps": STEPS}), "--resume").err
         line = next((line for line in err.splitlines() if "checkpoint of step 7 is not used" in line), "")
         require_parts(line, [reason], f"{name}: the reason for passing over step 7 in:\n{err}")
@@ -111,7 +111,7 @@ def case_damaged_checkpoint_and_interrupted_write(t):
     shutil.copytree(reference.path, path)
     run = harness.Run(path)
     for step in (2, 4, 6, 7):
-        harness.flip_byte(run.checkpoint(step) + "/training_state.safetensors", 40000)
+        harness.flip_byte(run.checkpoint(step) + "/training_state-00001-of-00001.safetensors", 40000)
     lines = run.metrics()
     error = t.accord("run", t.recipe("hopeless", {"run.steps": 9}), "--resume", expect=harness.BAD_DATA).error()
     require_parts(error, ["none of its checkpoints verifies"], "the error")

@@ -233,8 +233,6 @@ TEST_CASE("features that are not built yet are refused and located") {
       "sft={path: sft.parquet, steps: 1}",
       "rollout.device=cuda",
       "trainer.device=cuda",
-      "trainer.workers=2",
-      "trainer.expert_parallel=2",
       "trainer.expert_tensor_parallel=2",
       "algorithm.kl_coefficient=0.01",
       "algorithm.reference_kl=true",

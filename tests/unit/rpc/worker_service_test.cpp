@@ -148,7 +148,7 @@ TEST_CASE("a worker that has not registered refuses every call") {
 TEST_CASE("a rollout worker refuses a trainer's calls") {
   Fixture f;
   const auto trainer = f.trainer_client();
-  CHECK(contains(trainer->export_weights(1).status(), "Export"));
+  CHECK(contains(trainer->export_weights({1, controller::Millis(10000)}).status(), "Export"));
   CHECK(contains(trainer->train({1, 0, {}, 20s}).status(), "Train"));
   CHECK(contains(trainer->sft({1, {}, 20s}).status(), "Sft"));
   CHECK(contains(trainer->save({"somewhere", true, 20s}), "Save"));

@@ -1,0 +1,91 @@
+#include "controller/published_policy.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "controller/update_channel.hpp"
+#include "weights/export.hpp"
+#include "weights/transaction.hpp"
+
+namespace accord::controller {
+namespace {
+
+constexpr size_t kDigestDigits = 32;
+
+// A TensorRecord on its way between ranks of one build.
+struct Record {
+  char digest[kDigestDigits] = {};
+  double amax = 0.0;
+  double saturated = 0.0;
+  double flushed = 0.0;
+};
+
+}  // namespace
+
+PublishedPolicy::PublishedPolicy(const PolicySetup& policy, trainer::Trainer& trainer, weights::Arena& arena,
+                                 ThreadPool& pool)
+    : policy_(policy), trainer_(trainer), arena_(arena), pool_(pool) {
+  for (const WeightEntry& entry : policy_.manifest.entries) {
+    owners_.push_back(trainer_.owner(entry.name));
+    holds_.push_back(trainer_.holds(entry.name));
+  }
+  if (std::find(holds_.begin(), holds_.end(), false) == holds_.end()) {
+    holds_.clear();
+  }
+}
+
+Status PublishedPolicy::publish(Communicator* group, Deadline deadline) {
+  weights::ExportOptions options;
+  for (const WeightEntry& entry : policy_.manifest.entries) {
+    options.owned.push_back(trainer_.owns(entry.name));
+  }
+  ACCORD_ASSIGN_OR_RETURN(
+      weights::ExportReport report,
+      weights::export_weights(
+          policy_.manifest, policy_.plan,
+          [this](const std::string& name) -> std::span<const float> { return trainer_.master(name); }, arena_,
+          pool_, options));
+  records_.clear();
+  for (weights::ExportedTensor& t : report.tensors) {
+    records_.push_back({std::move(t.name), std::move(t.digest), t.amax, t.saturated, t.flushed});
+  }
+  return group == nullptr ? absl::OkStatus() : exchange(*group, deadline);
+}
+
+Status PublishedPolicy::exchange(Communicator& group, Deadline deadline) {
+  const size_t count = records_.size();
+  std::vector<Record> mine(count);
+  for (size_t i = 0; i < count; ++i) {
+    const TensorRecord& record = records_[i];
+    std::memcpy(mine[i].digest, record.digest.data(), std::min(record.digest.size(), kDigestDigits));
+    mine[i].amax = record.amax;
+    mine[i].saturated = record.saturated;
+    mine[i].flushed = record.flushed;
+  }
+  std::vector<Record> all(count * static_cast<size_t>(group.size()));
+  ACCORD_RETURN_IF_ERROR(
+      group.all_gather(mine.data(), static_cast<int64_t>(count * sizeof(Record)), all.data(), deadline));
+  for (size_t i = 0; i < count; ++i) {
+    const Record& record = all[static_cast<size_t>(owners_[i]) * count + i];
+    records_[i].digest.assign(record.digest, kDigestDigits);
+    records_[i].amax = record.amax;
+    records_[i].saturated = record.saturated;
+    records_[i].flushed = record.flushed;
+  }
+  ACCORD_RETURN_IF_ERROR(weights::share_arena(policy_.manifest, owners_, holds_, arena_.data(),
+                                              weights::UpdateOptions{}.chunk_bytes,
+                                              make_update_channel(group, deadline)));
+  ACCORD_RETURN_IF_ERROR(weights::verify_tensors(policy_.manifest, arena_.data(), digests(), holds_, pool_));
+  return trainer_.share_originals(deadline);
+}
+
+std::vector<std::string> PublishedPolicy::digests() const {
+  std::vector<std::string> digests;
+  for (const TensorRecord& record : records_) {
+    digests.push_back(record.digest);
+  }
+  return digests;
+}
+
+}  // namespace accord::controller

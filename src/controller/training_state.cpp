@@ -1,0 +1,149 @@
+#include "controller/training_state.hpp"
+
+#include <absl/strings/numbers.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <regex>
+#include <vector>
+
+#include "checkpoint/hf_checkpoint.hpp"
+#include "checkpoint/safetensors.hpp"
+
+namespace accord::controller {
+namespace {
+
+constexpr char kOptimizerStepsKey[] = "optimizer_steps";
+
+// The files of one complete set.
+StatusOr<std::vector<std::string>> state_files(const std::string& directory) {
+  static const std::regex pattern(R"(training_state-(\d{5})-of-(\d{5})\.safetensors)");
+  std::vector<std::string> found;
+  std::string count;
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename();
+    std::smatch match;
+    if (!std::regex_match(name, match, pattern)) {
+      continue;
+    }
+    if (!count.empty() && match[2] != count) {
+      return data_error("{}: holds training states of {} and of {} ranks", directory, count, match[2].str());
+    }
+    count = match[2];
+    found.push_back(name);
+  }
+  if (error) {
+    return io_error("{}: {}", directory, error.message());
+  }
+  if (found.empty()) {
+    return data_error("{}: holds no training_state-*.safetensors", directory);
+  }
+  std::sort(found.begin(), found.end());
+  const int32_t size = std::stoi(count);
+  for (int32_t rank = 0; rank < size; ++rank) {
+    if (static_cast<size_t>(rank) >= found.size() ||
+        found[static_cast<size_t>(rank)] != training_state_file(rank, size)) {
+      return data_error("{}: {} is missing", directory, training_state_file(rank, size));
+    }
+  }
+  return found;
+}
+
+StatusOr<int64_t> optimizer_steps_of(const checkpoint::SafetensorsFile& file) {
+  const auto steps = file.metadata().find(kOptimizerStepsKey);
+  int64_t count = 0;
+  if (steps == file.metadata().end() || !absl::SimpleAtoi(steps->second, &count) || count < 0) {
+    return data_error("{}: its metadata has no valid {}", file.path(), kOptimizerStepsKey);
+  }
+  return count;
+}
+
+}  // namespace
+
+std::string training_state_file(int32_t rank, int32_t size) {
+  return fmt::format("training_state-{:05}-of-{:05}.safetensors", rank + 1, size);
+}
+
+Status save_training_state(const std::string& directory, int32_t rank, int32_t size,
+                           trainer::Trainer& trainer) {
+  std::vector<checkpoint::TensorData> tensors;
+  for (const trainer::StateTensor& tensor : trainer.state()) {
+    tensors.push_back({{tensor.name, Dtype::kF32, tensor.shape}, tensor.values.data()});
+  }
+  return checkpoint::write_safetensors(directory + "/" + training_state_file(rank, size), tensors,
+                                       {{kOptimizerStepsKey, std::to_string(trainer.optimizer_steps())}});
+}
+
+Status load_training_state(const std::string& directory, trainer::Trainer& trainer) {
+  ACCORD_ASSIGN_OR_RETURN(const std::vector<std::string> names, state_files(directory));
+  std::vector<checkpoint::SafetensorsFile> files;
+  std::map<std::string, size_t> holder;  // of each tensor
+  std::optional<int64_t> steps;
+  for (const std::string& name : names) {
+    ACCORD_ASSIGN_OR_RETURN(checkpoint::SafetensorsFile file,
+                            checkpoint::SafetensorsFile::open(directory + "/" + name));
+    ACCORD_ASSIGN_OR_RETURN(const int64_t count, optimizer_steps_of(file));
+    if (steps && *steps != count) {
+      return data_error("{}: was written after {} optimizer steps, the files before it after {}", file.path(),
+                        count, *steps);
+    }
+    steps = count;
+    for (const checkpoint::TensorInfo& tensor : file.tensors()) {
+      if (!holder.emplace(tensor.name, files.size()).second) {
+        return data_error("{}: {} is in {} too", file.path(), tensor.name,
+                          files[holder.at(tensor.name)].path());
+      }
+    }
+    files.push_back(std::move(file));
+  }
+  const size_t expected = 3 * trainer.parameters().size();
+  if (holder.size() != expected) {
+    return data_error("{}: its training state has {} tensors, this model's has {}", directory, holder.size(),
+                      expected);
+  }
+  const std::vector<trainer::StateTensor> state = trainer.state();
+  for (const trainer::StateTensor& tensor : state) {
+    const auto found = holder.find(tensor.name);
+    if (found == holder.end()) {
+      return data_error("{}: its training state lacks {}", directory, tensor.name);
+    }
+    ACCORD_RETURN_IF_ERROR(files[found->second].require(tensor.name, Dtype::kF32, tensor.shape).status());
+  }
+  for (const trainer::StateTensor& tensor : state) {
+    ACCORD_RETURN_IF_ERROR(files[holder.at(tensor.name)].read_f32(tensor.name, tensor.values));
+  }
+  trainer.set_optimizer_steps(*steps);
+  return absl::OkStatus();
+}
+
+Status save_hf_weights(const std::string& directory, const checkpoint::HfConfig& config,
+                       const std::string& tokenizer_dir, trainer::Trainer& trainer, Communicator* group,
+                       Deadline deadline) {
+  std::vector<BF16> values;
+  const auto provide = [&](const ParamSpec& spec) -> StatusOr<std::span<const BF16>> {
+    values.resize(static_cast<size_t>(spec.numel()));
+    const std::span<const float> master = trainer.master(spec.name);
+    std::transform(master.begin(), master.end(), values.begin(), to_bf16);
+    const int32_t owner = trainer.owner(spec.name);
+    if (group != nullptr && owner != 0) {
+      ACCORD_RETURN_IF_ERROR(group->broadcast(
+          values.data(), static_cast<int64_t>(values.size() * sizeof(BF16)), owner, deadline));
+    }
+    return std::span<const BF16>(values);
+  };
+  if (group == nullptr || group->rank() == 0) {
+    checkpoint::HfWriteOptions options;
+    options.tokenizer_dir = tokenizer_dir;
+    return checkpoint::write_hf_checkpoint(directory, config, provide, options);
+  }
+  for (const ParamSpec& spec : trainer.parameters()) {  // the order in which rank 0 asks
+    ACCORD_RETURN_IF_ERROR(provide(spec).status());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace accord::controller
