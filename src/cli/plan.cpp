@@ -1,6 +1,7 @@
 // accord plan: what a recipe means, without reading a weight's values or starting a process.
 #include "precision/plan.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -16,6 +17,7 @@
 #include "recipe/recipe.hpp"
 #include "reward/reward.hpp"
 #include "text/chat_template.hpp"
+#include "trainer/shards.hpp"
 #include "weights/manifest.hpp"
 
 namespace accord::cli {
@@ -32,12 +34,13 @@ struct Arguments {
 struct Memory {
   int64_t arena = 0;
   int64_t kv_cache = 0;   // rollout
-  int64_t masters = 0;    // trainer, fp32
+  int64_t masters = 0;    // trainer, fp32; of the rank that has most, like the rest
   int64_t moments = 0;    // trainer, two of fp32
   int64_t gradients = 0;  // trainer, fp32
+  int64_t originals = 0;  // trainer, BF16 of weights that another rank owns
 
   int64_t rollout_worker() const { return arena + kv_cache; }
-  int64_t trainer_worker() const { return arena + masters + moments + gradients; }
+  int64_t trainer_worker() const { return arena + masters + moments + gradients + originals; }
 };
 
 struct DryRun {
@@ -107,16 +110,49 @@ void check_surroundings(DryRun& run) {
   }
 }
 
-Memory memory_of(const DryRun& run) {
-  const int64_t fp32 = run.parameters * size_of(Dtype::kF32);
+// What trainer ranks keep beside the arena, the largest of each.
+Status add_trainer_memory(const DryRun& run, Memory& memory) {
+  const recipe::TrainerPart& trainer = run.recipe.trainer;
+  const bool originals = run.recipe.precision.backward != recipe::BackwardMode::kDequantized;
+  const std::vector<ParamSpec> specs = parameter_specs(run.config);
+  trainer::ShardOptions options;
+  options.size = static_cast<int32_t>(trainer.workers);
+  options.expert_parallel = static_cast<int32_t>(std::max<int64_t>(trainer.expert_parallel, 1));
+  for (const precision::PlanRow& row : run.plan.rows) {
+    options.units.push_back(row.unit);
+  }
+  for (options.rank = 0; options.rank < options.size; ++options.rank) {
+    ACCORD_ASSIGN_OR_RETURN(const trainer::Shards shards, trainer::Shards::create(run.config, options));
+    int64_t owned = 0;
+    int64_t held = 0;
+    int64_t copied = 0;
+    for (size_t i = 0; i < specs.size(); ++i) {
+      const int64_t parameter = static_cast<int64_t>(i);
+      if (!shards.holds(parameter)) {
+        continue;
+      }
+      held += specs[i].numel();
+      if (shards.owns(parameter)) {
+        owned += specs[i].numel();
+      } else if (originals && run.plan.rows[i].format != WeightFormat::kBF16) {
+        copied += specs[i].numel();
+      }
+    }
+    memory.masters = std::max(memory.masters, owned * size_of(Dtype::kF32));
+    memory.gradients = std::max(memory.gradients, held * size_of(Dtype::kF32));
+    memory.originals = std::max(memory.originals, copied * size_of(Dtype::kBF16));
+  }
+  memory.moments = 2 * memory.masters;
+  return absl::OkStatus();
+}
+
+StatusOr<Memory> memory_of(const DryRun& run) {
   const int64_t row = 2 * run.config.num_layers * run.config.num_kv_heads * run.config.head_dim *
                       size_of(run.recipe.model.compute_dtype);
   Memory memory;
   memory.arena = run.manifest.arena_bytes;
   memory.kv_cache = controller::kv_cache_rows(run.recipe, row) * row;
-  memory.masters = fp32;
-  memory.moments = 2 * fp32;
-  memory.gradients = fp32;
+  ACCORD_RETURN_IF_ERROR(add_trainer_memory(run, memory));
   return memory;
 }
 
@@ -143,7 +179,11 @@ StatusOr<DryRun> dry_run(const Arguments& arguments) {
   }
   ACCORD_ASSIGN_OR_RETURN(run.plan, precision::build_plan(run.config, run.recipe.precision));
   ACCORD_ASSIGN_OR_RETURN(run.manifest, weights::build_manifest(run.config, run.plan));
-  run.memory = memory_of(run);
+  StatusOr<Memory> memory = memory_of(run);
+  refuse_unless_ok(memory.status(), run.refused);
+  if (memory.ok()) {
+    run.memory = *memory;
+  }
   run.warnings = run.plan.warnings;
   check_surroundings(run);
   return run;
@@ -171,9 +211,10 @@ std::string to_text(const DryRun& run) {
                      run.recipe.rollout.workers, bytes_text(m.rollout_worker()), bytes_text(m.arena),
                      bytes_text(m.kv_cache));
   out += fmt::format(
-      "trainer workers   {}, each {} and activations: weights {}, masters {}, moments {}, gradients {}\n",
+      "trainer workers   {}, each {} and activations: weights {}, masters {}, moments {}, gradients {}{}\n",
       run.recipe.trainer.workers, bytes_text(m.trainer_worker()), bytes_text(m.arena), bytes_text(m.masters),
-      bytes_text(m.moments), bytes_text(m.gradients));
+      bytes_text(m.moments), bytes_text(m.gradients),
+      m.originals > 0 ? fmt::format(", originals {}", bytes_text(m.originals)) : "");
   for (const std::string& warning : run.warnings) {
     out += fmt::format("warning           {}\n", warning);
   }
@@ -189,10 +230,13 @@ std::string to_json(const DryRun& run) {
                   {"parameters", run.parameters}};
   out["plan"] = Json::parse(run.plan.to_json());
   out["manifest"] = {{"digest", run.manifest.digest}, {"arena_bytes", run.manifest.arena_bytes}};
-  out["memory_bytes"] = {
-      {"rollout_worker", {{"weights", m.arena}, {"kv_cache", m.kv_cache}}},
-      {"trainer_worker",
-       {{"weights", m.arena}, {"masters", m.masters}, {"moments", m.moments}, {"gradients", m.gradients}}}};
+  out["memory_bytes"] = {{"rollout_worker", {{"weights", m.arena}, {"kv_cache", m.kv_cache}}},
+                         {"trainer_worker",
+                          {{"weights", m.arena},
+                           {"masters", m.masters},
+                           {"moments", m.moments},
+                           {"gradients", m.gradients},
+                           {"originals", m.originals}}}};
   out["warnings"] = run.warnings;
   out["refused"] = Json::array();
   for (const Status& status : run.refused) {
