@@ -1,5 +1,7 @@
 // One rank's results, bit for bit, as they were recorded. libtorch picks its matrix kernels by the CPU, so
 // the digests are those of one kind of CPU; forward and formats do not depend on it and have tests elsewhere.
+#include <torch/version.h>
+
 #include <cstdio>
 #include <fstream>
 #include <map>
@@ -11,8 +13,8 @@
 namespace accord::trainer {
 namespace {
 
-// "vendor family model" of /proc/cpuinfo; empty: unknown.
-std::string cpu_kind() {
+// "vendor family model" of /proc/cpuinfo and libtorch's version.
+std::string platform() {
   std::ifstream file("/proc/cpuinfo");
   std::map<std::string, std::string> found;
   for (std::string line; std::getline(file, line) && !line.empty();) {
@@ -20,7 +22,8 @@ std::string cpu_kind() {
     if (colon == std::string::npos || colon + 2 > line.size()) continue;
     found[line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1)] = line.substr(colon + 2);
   }
-  return found["vendor_id"] + " " + found["cpu family"] + " " + found["model"];
+  return found["vendor_id"] + " " + found["cpu family"] + " " + found["model"] + ", libtorch " +
+         TORCH_VERSION;
 }
 
 // Two updates, the second on new weights, and a supervised one: masters, moments, log-probs, metrics.
@@ -60,9 +63,9 @@ std::string digest_of(const std::string& model, Dtype dtype, const recipe::Preci
 }  // namespace
 
 TEST_CASE("one rank computes the recorded bits") {
-  const std::string cpu = cpu_kind();
+  const std::string here = platform();
   const std::map<std::string, std::vector<std::string>> recorded{
-      {"AuthenticAMD 25 17",
+      {"AuthenticAMD 25 17, libtorch 2.11.0",
        {"1b8ede24841dbc14fc8ffc2c580e3ca7", "ee183e7f1a326fa0c65cc11412319bac",
         "6d7be2fb23ca52202a72d7fa242ff23a"}},
   };
@@ -71,10 +74,10 @@ TEST_CASE("one rank computes the recorded bits") {
       digest_of("llama_tied", Dtype::kBF16, {}),
       digest_of("qwen3_dense_tied", Dtype::kF32, mxfp8_everywhere()),
   };
-  CAPTURE(cpu, digests);
-  const auto it = recorded.find(cpu);
+  CAPTURE(here, digests);
+  const auto it = recorded.find(here);
   if (it == recorded.end()) {
-    std::printf("SKIPPED: no digests are recorded for this CPU: %s\n", cpu.c_str());
+    std::printf("SKIPPED: no digests are recorded for this platform: %s\n", here.c_str());
     return;
   }
   CHECK(digests == it->second);
