@@ -13,6 +13,7 @@
 // allocates. A shape that check_nvfp4_shape refuses is the caller's bug and ends the process.
 #include <cstdint>
 
+#include "base/flow.hpp"
 #include "base/status.hpp"
 #include "device/tensor_view.hpp"
 #include "kernels/formats/health.hpp"
@@ -23,8 +24,7 @@ constexpr int64_t kNvfp4Block = 16;
 
 enum class Nvfp4Scope : uint8_t { kTensor, kToken };
 enum class Nvfp4Layout : uint8_t { k1x16, k16x16 };
-// Per block, scale the amax to 4 instead of 6 where that lowers the sum of absolute or squared errors.
-enum class FourOverSix : uint8_t { kNone, kMae, kMse };
+using accord::FourOverSix;
 
 struct Nvfp4Options {
   Nvfp4Scope scope = Nvfp4Scope::kTensor;

@@ -57,20 +57,22 @@ int64_t backward_operand_scratch(int64_t cols) {
   return kStripe * cols + kStripe + (bytes + 3) / 4;
 }
 
-void decoded_activation(const float* x, int64_t rows, int64_t cols, WeightFormat format, float* out,
-                        float* scratch) {
+void decoded_activation(const float* x, int64_t rows, int64_t cols, const ActivationFormat& format,
+                        float* out, float* scratch) {
   const Stripe stripe(scratch, cols);
   for (int64_t begin = 0; begin < rows; begin += kStripe) {
     const int64_t count = std::min(kStripe, rows - begin);
     const MatrixView view = rows_of(x + begin * cols, count, cols);
     float* to = out + begin * cols;
-    if (format == WeightFormat::kMXFP8) {
+    if (format.format == WeightFormat::kMXFP8) {
       formats::quantize_mxfp8_rows(view, stripe.q, stripe.scale, formats::Element::kE4M3);
       formats::dequantize_mxfp8(stripe.q, stripe.scale, count, cols, formats::Axis::kRow,
                                 formats::Element::kE4M3, to);
     } else {
       formats::Nvfp4Options options;
       options.scope = formats::Nvfp4Scope::kToken;
+      options.four_over_six = format.scaling.four_over_six;
+      options.range = format.scaling.range;
       formats::quantize_nvfp4(view, options, {stripe.q, stripe.scale, stripe.amax});
       formats::dequantize_nvfp4(stripe.q, stripe.scale, stripe.amax, count, cols, options.scope,
                                 options.range, to);
@@ -86,7 +88,7 @@ void decoded_weight(const LinearWeight& w, int64_t begin, int64_t count, float* 
       formats::decode_mxfp8_row(data + row * w.k, w.scales + row * (w.k / formats::kMxfp8Block), w.k, out);
     } else {
       formats::decode_nvfp4_row(data + row * (w.k / 2), w.scales + row * (w.k / formats::kNvfp4Block),
-                                *w.outer, 448, w.k, out);
+                                *w.outer, w.scaling.range, w.k, out);
     }
     round_to_bf16(out, w.k, out);
   }

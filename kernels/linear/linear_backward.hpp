@@ -25,10 +25,10 @@ void round_to_bf16(const float* in, int64_t count, float* out);
 
 int64_t backward_operand_scratch(int64_t cols);
 
-// out[rows,cols] = bf16(decoded Q_row(x)), quantized as the forward of a weight of `format` quantizes x
-// (NVFP4: per token). Not for BF16. out may be x.
-void decoded_activation(const float* x, int64_t rows, int64_t cols, WeightFormat format, float* out,
-                        float* scratch);
+// out[rows,cols] = bf16(decoded Q_row(x)), quantized as the forward quantizes x (NVFP4: per token). Not for
+// BF16. out may be x.
+void decoded_activation(const float* x, int64_t rows, int64_t cols, const ActivationFormat& format,
+                        float* out, float* scratch);
 
 // out[count,K] = bf16(decoded rows [begin, begin + count) of w); not for BF16.
 void decoded_weight(const LinearWeight& w, int64_t begin, int64_t count, float* out);

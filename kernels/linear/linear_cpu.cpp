@@ -49,15 +49,18 @@ void decode_weight_row(const LinearWeight& w, int64_t row, float* out) {
   std::fill(out + k, out + padded_k(k), 0.0F);
 }
 
-// fl(1/(36*448*448)): both operands carry an outer scale A over a range of 6*448.
-constexpr float kNvfp4Inverse = 1.0F / (36.0F * 448.0F * 448.0F);
+// fl(1/(36*R_x*R_W)): each operand carries an outer scale A over 6 times its range.
+float nvfp4_inverse(const LinearWeight& w) {
+  return 1.0F / (36.0F * static_cast<float>(w.activations.range) * static_cast<float>(w.scaling.range));
+}
 
 void epilogue_row(const Operand& a, const LinearWeight& w, int64_t row, float* acc, int64_t n, MatrixView y,
                   int64_t n_begin) {
   if (w.format == WeightFormat::kNVFP4) {
     const float outer = a.outer[row] * *w.outer;
+    const float inverse = nvfp4_inverse(w);
     for (int64_t j = 0; j < n; ++j) {
-      acc[j] = (acc[j] * kNvfp4Inverse) * outer;
+      acc[j] = (acc[j] * inverse) * outer;
     }
   }
   if (y.dtype == Dtype::kBF16) {
@@ -88,7 +91,7 @@ void panel_product(const Operand& a, const LinearWeight& w, const B* const* b, i
 
 void linear_columns(const Operand& a, const LinearWeight& w, MatrixView y, int64_t n_begin, int64_t n_end,
                     Workspace& scratch) {
-  assert(a.k == w.k && a.format == w.format && y.rows >= a.m && y.cols == w.n);
+  assert(a.k == w.k && a.format == w.activation_format() && y.rows >= a.m && y.cols == w.n);
   if (a.m == 0) {
     return;
   }

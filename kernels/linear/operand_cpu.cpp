@@ -43,7 +43,7 @@ void mxfp8_values(MatrixView x, float* out, Workspace& scratch) {
   }
 }
 
-void nvfp4_values(MatrixView x, float* out, float* outer, Workspace& scratch) {
+void nvfp4_values(MatrixView x, const Nvfp4Scaling& scaling, float* out, float* outer, Workspace& scratch) {
   const int64_t k = x.cols;
   assert(k % formats::kNvfp4Block == 0);
   const int64_t blocks = k / formats::kNvfp4Block;
@@ -53,6 +53,8 @@ void nvfp4_values(MatrixView x, float* out, float* outer, Workspace& scratch) {
   auto* scales = scratch.code_scales.as<uint8_t>();
   formats::Nvfp4Options options;
   options.scope = formats::Nvfp4Scope::kToken;
+  options.four_over_six = scaling.four_over_six;
+  options.range = scaling.range;
   for (int64_t begin = 0; begin < x.rows; begin += kRowsAtOnce) {
     const int64_t count = std::min(kRowsAtOnce, x.rows - begin);
     formats::quantize_nvfp4(x.slice_rows(begin, count), options, {codes, scales, outer + begin});
@@ -64,8 +66,9 @@ void nvfp4_values(MatrixView x, float* out, float* outer, Workspace& scratch) {
 
 }  // namespace
 
-void make_operand_values(MatrixView x, WeightFormat format, OperandStorage out, Workspace& scratch) {
-  switch (format) {
+void make_operand_values(MatrixView x, const ActivationFormat& format, OperandStorage out,
+                         Workspace& scratch) {
+  switch (format.format) {
     case WeightFormat::kBF16:
       plain_values(x, out.values);
       break;
@@ -73,17 +76,17 @@ void make_operand_values(MatrixView x, WeightFormat format, OperandStorage out, 
       mxfp8_values(x, out.values, scratch);
       break;
     case WeightFormat::kNVFP4:
-      nvfp4_values(x, out.values, out.outer, scratch);
+      nvfp4_values(x, format.scaling, out.values, out.outer, scratch);
       break;
   }
 }
 
-Operand make_operand(MatrixView x, WeightFormat format, Workspace& scratch) {
+Operand make_operand(MatrixView x, const ActivationFormat& format, Workspace& scratch) {
   const int64_t k = padded_k(x.cols);
   scratch.operand_rows.ensure(static_cast<size_t>(x.rows) * sizeof(float*));
   auto* rows = scratch.operand_rows.as<const float*>();
   Operand operand{format, x.rows, x.cols, rows, nullptr};
-  if (format == WeightFormat::kBF16 && x.dtype == Dtype::kF32 && k == x.cols) {
+  if (format.format == WeightFormat::kBF16 && x.dtype == Dtype::kF32 && k == x.cols) {
     for (int64_t r = 0; r < x.rows; ++r) {
       rows[r] = x.row<float>(r);
     }

@@ -54,6 +54,15 @@ struct Sample {
 // Storage format of one weight; the layout of its bytes is docs/contract.md's.
 enum class WeightFormat : uint8_t { kBF16, kMXFP8, kNVFP4 };
 
+// How NVFP4 chooses its block scales (docs/contract.md, section 3): per block, the amax becomes 4 instead of
+// 6 where that lowers the sum of absolute or squared errors. A range other than 448 comes with it only.
+enum class FourOverSix : uint8_t { kNone, kMae, kMse };
+struct Nvfp4Scaling {
+  FourOverSix four_over_six = FourOverSix::kNone;
+  int32_t range = 448;
+  bool operator==(const Nvfp4Scaling&) const = default;
+};
+
 // One tensor's place in the arena. Offsets are from the arena's start.
 struct WeightEntry {
   std::string name;
@@ -65,6 +74,8 @@ struct WeightEntry {
   int64_t scale_bytes = 0;   // 0 for BF16
   int64_t outer_offset = 0;  // one fp32 outer scale A (NVFP4)
   int64_t outer_bytes = 0;
+  Nvfp4Scaling scaling{};      // of the weight; NVFP4
+  Nvfp4Scaling activations{};  // of what it is multiplied with; NVFP4
 };
 
 // The ordered table of all weights of a policy. Every process computes it from (config, plan); the

@@ -69,6 +69,8 @@ class Binder {
   Status linear(const ParamSpec& spec, LinearWeight& out) const {
     ACCORD_ASSIGN_OR_RETURN(const WeightEntry* e, find(spec));
     out.format = e->format;
+    out.scaling = e->scaling;
+    out.activations = e->activations;
     out.n = spec.shape[0];
     out.k = spec.shape[1];
     out.data = arena_ + e->data_offset;

@@ -38,7 +38,7 @@ void scatter_rows(MatrixView x, const int32_t* to_rows, MatrixView y) {
 class SharedOperand {
  public:
   SharedOperand(MatrixView x, kernels::Workspace& scratch) : x_(x), scratch_(scratch) {}
-  const Operand& of(WeightFormat format) {
+  const Operand& of(const kernels::ActivationFormat& format) {
     if (operand_.rows == nullptr || operand_.format != format) {
       operand_ = kernels::make_operand(x_, format, scratch_);
     }
@@ -154,9 +154,9 @@ class LayerRun {
     tape_.sorted_tokens.resize(r);
     tape_.sorted_slots.resize(r);
     m_.slot_rows.resize(r);
-    const WeightFormat format = w_.mlp[0].gate.format;
+    const kernels::ActivationFormat format = w_.mlp[0].gate.activation_format();
     shared_experts_operand_ = std::all_of(w_.mlp.begin(), w_.mlp.end(), [&](const MlpWeights& e) {
-      return e.gate.format == format && e.up.format == format;
+      return e.gate.activation_format() == format && e.up.activation_format() == format;
     });
     if (shared_experts_operand_) {
       m_.expert_operand.matrix(Dtype::kF32, rows_, kernels::padded_k(c_.hidden_size));
@@ -174,7 +174,7 @@ class LayerRun {
 
   static void linear(SharedOperand& x, const LinearWeight& w, MatrixView y, ThreadPool* inner,
                      WorkspacePool& scratch) {
-    kernels::linear(x.of(w.format), w, y, inner, scratch);
+    kernels::linear(x.of(w.activation_format()), w, y, inner, scratch);
   }
 
   void project(int64_t begin, int64_t end, ThreadPool* inner) {
@@ -265,7 +265,7 @@ class LayerRun {
     const MatrixView norm2 = a_.norm2.slice_rows(begin, n);
     float* probs = tape_.router_probs.as<float>() + begin * experts;
     const WorkspacePool::Lease lease = m_.scratch.acquire();
-    kernels::linear(kernels::make_operand(norm2, w_.router.format, *lease), w_.router,
+    kernels::linear(kernels::make_operand(norm2, w_.router.activation_format(), *lease), w_.router,
                     matrix_view(probs, n, experts), inner, m_.scratch);
     for (int64_t t = 0; t < n; ++t) {
       float* row = probs + t * experts;
@@ -282,7 +282,7 @@ class LayerRun {
     if (shared_experts_operand_) {
       const int64_t width = kernels::padded_k(c_.hidden_size);
       kernels::make_operand_values(
-          norm2, w_.mlp[0].gate.format,
+          norm2, w_.mlp[0].gate.activation_format(),
           {m_.expert_operand.as<float>() + begin * width, m_.expert_outer.as<float>() + begin}, *lease);
     }
   }
@@ -323,20 +323,21 @@ class LayerRun {
     const MatrixView up = a_.up.slice_rows(task.begin, n);
     const MatrixView act = a_.act.slice_rows(task.begin, n);
     const WorkspacePool::Lease lease = m_.scratch.acquire();
-    Operand x = gather_operand(task, mlp.gate.format, *lease);
+    Operand x = gather_operand(task, mlp.gate.activation_format(), *lease);
     kernels::linear_columns(x, mlp.gate, gate, 0, mlp.gate.n, *lease);
-    if (mlp.up.format != mlp.gate.format) {
-      x = gather_operand(task, mlp.up.format, *lease);
+    if (mlp.up.activation_format() != mlp.gate.activation_format()) {
+      x = gather_operand(task, mlp.up.activation_format(), *lease);
     }
     kernels::linear_columns(x, mlp.up, up, 0, mlp.up.n, *lease);
     kernels::swiglu(gate, up, act);
-    kernels::linear_columns(kernels::make_operand(act, mlp.down.format, *lease), mlp.down,
+    kernels::linear_columns(kernels::make_operand(act, mlp.down.activation_format(), *lease), mlp.down,
                             a_.down.slice_rows(task.begin, n), 0, mlp.down.n, *lease);
   }
 
   // norm2 rows of the task's tokens: pointers into the shared operand, or rows made here where the layer's
   // experts differ in format.
-  Operand gather_operand(const ExpertTask& task, WeightFormat format, kernels::Workspace& scratch) {
+  Operand gather_operand(const ExpertTask& task, const kernels::ActivationFormat& format,
+                         kernels::Workspace& scratch) {
     const int64_t n = task.end - task.begin;
     const int64_t width = kernels::padded_k(c_.hidden_size);
     scratch.operand_rows.ensure(static_cast<size_t>(n) * sizeof(float*));

@@ -113,7 +113,7 @@ void Model::logits(MatrixView x_TH, std::span<const int32_t> rows, MatrixView lo
     }
     const kernels::WorkspacePool::Lease lease = m.scratch.acquire();
     const kernels::Operand operand =
-        kernels::make_operand(normed.slice_rows(begin, end - begin), head.format, *lease);
+        kernels::make_operand(normed.slice_rows(begin, end - begin), head.activation_format(), *lease);
     kernels::linear(operand, head, logits_RV.slice_rows(begin, end - begin), inner, m.scratch);
   });
 }

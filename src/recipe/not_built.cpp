@@ -73,8 +73,6 @@ constexpr NotBuiltInLoop kNotBuiltInLoop[] = {
        return c.format == WeightFormat::kNVFP4 && c.scope == ScaleScope::kTensor;
      },
      "one activation scale per batch, under which a token's result depends on its neighbours,", "token"},
-    {"four_over_six", [](const PrecisionConfig& c) { return c.four_over_six != FourOverSix::kNone; },
-     "four-over-six scaling in training runs", "none"},
     {"fast_math", [](const PrecisionConfig& c) { return c.fast_math; }, "fast math", "false"},
 };
 

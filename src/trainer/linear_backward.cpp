@@ -50,9 +50,9 @@ LinearBackward::Product LinearBackward::plan(const Linear& linear, const float* 
   const model::LinearWeight& w = *linear.weight;
   const auto shared_input = [&](Form form) {
     for (const SharedInput& made : shared_) {
-      if (made.form == form && made.format == w.format) return made.operand;
+      if (made.form == form && made.format == w.activation_format()) return made.operand;
     }
-    shared_.push_back({form, w.format, make(form, linear, x, rows, w.k)});
+    shared_.push_back({form, w.activation_format(), make(form, linear, x, rows, w.k)});
     return shared_.back().operand;
   };
   Product p{linear.parameter, w.n, {linear.dy, 0}, {}, {linear.dy, 0}, {x, 0}};
@@ -99,7 +99,8 @@ void LinearBackward::run_job(const Job& job, float* out) {
   }
   const Workspace::Lease scratch(w_, static_cast<size_t>(kernels::backward_operand_scratch(job.cols)));
   if (job.form == Form::kActivation) {
-    kernels::decoded_activation(job.in + at, job.rows, job.cols, job.weight->format, out, scratch.data());
+    kernels::decoded_activation(job.in + at, job.rows, job.cols, job.weight->activation_format(), out,
+                                scratch.data());
     return;
   }
   const float* in = out;

@@ -81,7 +81,7 @@ class LinearBackward {
   // Of the group being added: its x in the forms made so far.
   struct SharedInput {
     Form form;
-    WeightFormat format;
+    kernels::ActivationFormat format;
     Operand operand;
   };
   std::vector<SharedInput> shared_;

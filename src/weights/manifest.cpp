@@ -86,6 +86,8 @@ StatusOr<WeightManifest> build_manifest(const ModelConfig& config, const precisi
     entry.name = spec.name;
     entry.format = row->format;
     entry.shape = spec.shape;
+    entry.scaling = nvfp4_weight_scaling(*row);
+    entry.activations = nvfp4_activation_scaling(*row);
     const MatrixShape shape = matrix_shape(entry);
     const Status status = check_shape(*row, shape.rows, shape.cols);
     if (!status.ok()) {

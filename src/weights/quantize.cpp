@@ -22,14 +22,14 @@ int64_t flushed_by_bf16(std::span<const float> values) {
   return count;
 }
 
-formats::FourOverSix four_over_six_of(const precision::PlanRow& row) {
-  const bool weights =
-      row.four_over_six == recipe::FourOverSix::kWeights || row.four_over_six == recipe::FourOverSix::kAll;
-  if (!weights) {
-    return formats::FourOverSix::kNone;
+// `of`: weights or activations; both where the plan says so.
+Nvfp4Scaling scaling_of(const precision::PlanRow& row, recipe::FourOverSix of) {
+  if (row.format != WeightFormat::kNVFP4 ||
+      (row.four_over_six != of && row.four_over_six != recipe::FourOverSix::kAll)) {
+    return {};
   }
-  return row.four_over_six_error == recipe::FourOverSixError::kMse ? formats::FourOverSix::kMse
-                                                                   : formats::FourOverSix::kMae;
+  const bool mse = row.four_over_six_error == recipe::FourOverSixError::kMse;
+  return {mse ? FourOverSix::kMse : FourOverSix::kMae, static_cast<int32_t>(row.four_over_six_range)};
 }
 
 }  // namespace
@@ -43,15 +43,22 @@ MatrixShape matrix_shape(const WeightEntry& entry) {
   return shape;
 }
 
+Nvfp4Scaling nvfp4_weight_scaling(const precision::PlanRow& row) {
+  return scaling_of(row, recipe::FourOverSix::kWeights);
+}
+
+Nvfp4Scaling nvfp4_activation_scaling(const precision::PlanRow& row) {
+  return scaling_of(row, recipe::FourOverSix::kActivations);
+}
+
 formats::Nvfp4Options nvfp4_weight_options(const precision::PlanRow& row) {
   formats::Nvfp4Options options;
   options.scope = formats::Nvfp4Scope::kTensor;
   options.layout =
       row.layout == recipe::ScaleLayout::k16x16 ? formats::Nvfp4Layout::k16x16 : formats::Nvfp4Layout::k1x16;
-  options.four_over_six = four_over_six_of(row);
-  if (options.four_over_six != formats::FourOverSix::kNone) {
-    options.range = static_cast<int>(row.four_over_six_range);
-  }
+  const Nvfp4Scaling scaling = nvfp4_weight_scaling(row);
+  options.four_over_six = scaling.four_over_six;
+  options.range = scaling.range;
   return options;
 }
 

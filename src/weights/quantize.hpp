@@ -20,6 +20,9 @@ MatrixShape matrix_shape(const WeightEntry& entry);
 // How a plan quantizes this weight: scope tensor; four over six and its range only where they are for
 // weights.
 formats::Nvfp4Options nvfp4_weight_options(const precision::PlanRow& row);
+// Plain for other formats.
+Nvfp4Scaling nvfp4_weight_scaling(const precision::PlanRow& row);
+Nvfp4Scaling nvfp4_activation_scaling(const precision::PlanRow& row);
 
 // max |x| as fp32 bits; from 0x7f800000 on, a value is not finite.
 uint32_t max_abs_bits(std::span<const float> values);

@@ -115,7 +115,7 @@ void bench_linear(double peak) {
         std::vector<BF16> y(static_cast<size_t>(m * n));
         const double t = seconds([&] {
           const kernels::WorkspacePool::Lease lease = scratch.acquire();
-          kernels::linear(kernels::make_operand(matrix_view(x.data(), m, k), format, *lease), weight,
+          kernels::linear(kernels::make_operand(matrix_view(x.data(), m, k), weight.activation_format(), *lease), weight,
                           matrix_view(y.data(), m, n), nullptr, scratch);
         });
         report(fmt::format("linear {} M={} N={} K={} ({:.2f} us)",

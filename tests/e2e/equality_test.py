@@ -50,6 +50,18 @@ def case_nvfp4_bfloat16(t):
                                           {"name": "rest", "pattern": "*", "config": "mxfp8"}]}, "bfloat16")
 
 
+def case_four_over_six(t):
+    """All linear layers in NVFP4, block scales chosen between 4 and 6 on both sides."""
+    nvfp4 = {"format": "nvfp4", "four_over_six": "all", "four_over_six_error": "mae", "four_over_six_range": 256}
+    plans = {"plain": {"format": "nvfp4"}, "four-over-six": nvfp4, "weights": {**nvfp4, "four_over_six": "weights"}}
+    ledgers = [check_equal(t, name, {"configs": {"nvfp4": config}, "backward": "dequantized",
+                                     "matchers": [{"name": "all", "pattern": "*", "config": "nvfp4"}]},
+                           "bfloat16").ledger() for name, config in plans.items()]
+    require(ledgers[0][0] != ledgers[1][0], "four over six changed no weight")
+    require_equal(ledgers[1][0], ledgers[2][0], "the same weights, whatever the activations")
+    require(ledgers[1][1] != ledgers[2][1], "four over six of activations changed nothing")
+
+
 def case_bf16_bfloat16(t):
     check_equal(t, "bf16", BF16, "bfloat16")
 
