@@ -38,7 +38,8 @@ Status sequence_logits(model::Model& model, const SequenceBatch& batch, const On
                            std::span(&segment, 1)};
     model.embed(one, x);
     for (int64_t layer = 0; layer < c.num_layers; ++layer) {
-      model.layer_forward(layer, one, kv, x, {&expert_ids[static_cast<size_t>(layer)], {}}, nullptr);
+      ACCORD_RETURN_IF_ERROR(
+          model.layer_forward(layer, one, kv, x, {&expert_ids[static_cast<size_t>(layer)], {}}, nullptr));
     }
     model.logits(x, rows, logits);
     ACCORD_RETURN_IF_ERROR(on_logits(s, logits, expert_ids));

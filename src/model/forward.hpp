@@ -3,7 +3,7 @@
 // same arena bytes; only the Batch differs (paged decode, chunked prefill, packed training sequences).
 //
 // Legend: T rows (tokens) of the batch, H hidden, Q = heads*head_dim, C = kv_heads*head_dim, V vocabulary,
-//         E experts, K experts per token, I MLP width.
+//         E experts, K experts per token, I MLP width; A rows that arrived at an expert group's place.
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -18,6 +18,7 @@
 #include "kernels/attention/attention.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/rope/rope.hpp"
+#include "model/expert_exchange.hpp"
 
 namespace accord::model {
 
@@ -48,8 +49,8 @@ struct LayerTape {
   Buffer norm2;                 // [T,H] output of the post-attention norm (input of MLP or router)
   Buffer inv_rms2;              // [T] fp32
   // MLP. Dense: one block of T rows. MoE: rows sorted by expert, then by token; R = T*K rows.
-  Buffer gate, up;                      // [R,I]
-  Buffer act;                           // [R,I] silu(gate)*up (input of down)
+  Buffer gate, up;                      // [R,I] (with an expert group [A,I], of the A arrived rows)
+  Buffer act;                           // [R,I] silu(gate)*up (input of down; [A,I] likewise)
   Buffer down;                          // [R,H] expert outputs before weighting (MoE only)
   Buffer router_probs;                  // [T,E] fp32 softmax over all experts (MoE only)
   Buffer topk_weights;                  // [T,K] fp32 (MoE only)
@@ -57,6 +58,9 @@ struct LayerTape {
   std::vector<int32_t> expert_offsets;  // [E+1] first sorted row of each expert
   std::vector<int32_t> sorted_tokens;   // [R] token of each sorted row
   std::vector<int32_t> sorted_slots;    // [R] its slot 0..K-1 in the token's top-k
+  // Only with an expert group; gate, up and act are in owner order.
+  ExchangePlan exchange;
+  Buffer arrived;  // [A,H] norm2 of the arrived rows in arrival order (input of their gate and up)
 };
 
 // Routing of one layer over a batch: recorded in rollout (`ids` filled) or replayed (`replay` read).
@@ -116,9 +120,19 @@ class Model {
   // x_TH = embedding rows of the tokens.
   void embed(const Batch& batch, MatrixView x_TH);
 
-  // x_TH = layer(x_TH) in place; writes this batch's keys and values into `kv`. `tape` may be null.
-  void layer_forward(int64_t layer, const Batch& batch, const KvLayer& kv, MatrixView x_TH, Routing routing,
-                     LayerTape* tape);
+  // Spreads the experts over the places of `group` (expert_exchange.hpp), which must outlive the model or the
+  // next call of this; null, or a group of one: all experts are here again. With a group every place calls
+  // layer_forward for the same layers in the same order, also with 0 rows; the weights of experts that
+  // another place holds are not read, and results are the same bits as without. A number of experts that does
+  // not divide by the group's size is a recipe error.
+  Status set_expert_group(Communicator* group);
+  // Null: no group. The caller renews its deadline before calls that exchange.
+  ExpertExchange* expert_exchange() const;
+
+  // x_TH = layer(x_TH) in place; writes this batch's keys and values into `kv`. `tape` may be null. Errors:
+  // only of the expert group's exchange.
+  Status layer_forward(int64_t layer, const Batch& batch, const KvLayer& kv, MatrixView x_TH, Routing routing,
+                       LayerTape* tape);
 
   // logits_RV (fp32) = lm_head(final_norm(x)) for the given rows of x. When `normed_RH` is given, the normed
   // rows (compute dtype) and `inv_rms` [R] are kept there for the backward.
@@ -127,6 +141,7 @@ class Model {
 
  private:
   friend class LayerRun;
+  friend class ExpertMlps;
   struct Impl;
   explicit Model(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

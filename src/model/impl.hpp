@@ -1,6 +1,7 @@
 #pragma once
 // Inside of Model: what one call keeps between its stages. Not for other rooms.
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -26,13 +27,16 @@ struct Model::Impl {
   ThreadPool& pool;
   kernels::RopeTable rope;
   kernels::WorkspacePool scratch;
+  std::unique_ptr<ExpertExchange> exchange;  // null: all experts are here
 
   LayerTape own_tape;              // stands in where the caller wants none
   Buffer k_normed;                 // [T,C] after k norm, before rotary
   Buffer v;                        // [T,C] on its way to the cache
   Buffer branch;                   // [T,H] output of attention's o, or of the dense MLP
-  Buffer expert_operand;           // [T, padded H] fp32: norm2 as the experts read it
+  Buffer expert_operand;           // [T, padded H] fp32: norm2 (or arrived rows) as the experts read it
   Buffer expert_outer;             // [T] its outer scales
+  Buffer leaving;                  // [R,H] rows on their way to another place
+  Buffer owner_down;               // [A,H] outputs of arrived rows
   Buffer normed;                   // [R,H] final norm
   std::vector<int32_t> slot_rows;  // [T*K] sorted row of each (token, slot)
   std::vector<ExpertTask> expert_tasks;

@@ -1,7 +1,7 @@
 // One transformer layer, in stages that need all rows of the stage before:
 //   project   rows    norm, q k v, head norms, rotary; keys and values into the cache
 //   attend    rows    attention, o, residual, norm; then the dense MLP, or the router
-//   experts   experts gate, up, silu, down on the rows of one expert
+//   experts   experts gate, up, silu, down on the rows of one expert, here or at its place of the group
 //   combine   rows    weighted sum of a token's experts, residual
 #include <algorithm>
 #include <cassert>
@@ -13,6 +13,7 @@
 #include "kernels/rmsnorm/rmsnorm.hpp"
 #include "kernels/router/router.hpp"
 #include "kernels/swiglu/swiglu.hpp"
+#include "model/expert_mlps.hpp"
 #include "model/impl.hpp"
 
 namespace accord::model {
@@ -75,6 +76,7 @@ class LayerRun {
         c_(model.config),
         w_(model.weights.layers[static_cast<size_t>(layer)]),
         moe_(model.config.layer_is_moe[static_cast<size_t>(layer)]),
+        mlps_(model, held_mlps(model, w_, moe_)),
         batch_(batch),
         kv_(kv),
         x_(x),
@@ -85,7 +87,32 @@ class LayerRun {
     prepare();
   }
 
-  void run() {
+  Status run() {
+    if (rows_ > 0) {
+      attention_and_router();
+    }
+    if (moe_) {
+      ACCORD_RETURN_IF_ERROR(experts());
+      m_.for_rows(rows_, rows_ * c_.hidden_size * c_.num_experts_per_token,
+                  [this](int64_t b, int64_t e, ThreadPool*) {
+                    kernels::combine_experts(a_.x_mid, a_.down, tape_.topk_weights.as<float>(),
+                                             m_.slot_rows.data(), c_.num_experts_per_token, b, e, x_);
+                  });
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // The experts that this place holds: all of them without a group.
+  static std::span<const MlpWeights> held_mlps(const Model::Impl& m, const LayerWeights& w, bool moe) {
+    const std::span<const MlpWeights> all = w.mlp;
+    return m.exchange == nullptr || !moe ? all
+                                         : all.subspan(static_cast<size_t>(m.exchange->first_held()),
+                                                       static_cast<size_t>(m.exchange->num_held()));
+  }
+
+  // Everything up to the router, and dense layers to the end.
+  void attention_and_router() {
     m_.for_rows(rows_, rows_ * (macs(w_.q) + macs(w_.k) + macs(w_.v)),
                 [this](int64_t b, int64_t e, ThreadPool* inner) { project(b, e, inner); });
     int64_t work = rows_ * macs(w_.o) + attention_work();
@@ -98,17 +125,8 @@ class LayerRun {
         dense_mlp(b, e, inner);
       }
     });
-    if (moe_) {
-      experts();
-      m_.for_rows(rows_, rows_ * c_.hidden_size * c_.num_experts_per_token,
-                  [this](int64_t b, int64_t e, ThreadPool*) {
-                    kernels::combine_experts(a_.x_mid, a_.down, tape_.topk_weights.as<float>(),
-                                             m_.slot_rows.data(), c_.num_experts_per_token, b, e, x_);
-                  });
-    }
   }
 
- private:
   void prepare() {
     const Dtype d = m_.dtype;
     const int64_t q_width = c_.num_heads * c_.head_dim;
@@ -136,9 +154,11 @@ class LayerRun {
     }
     const int64_t width = moe_ ? c_.moe_intermediate_size : c_.intermediate_size;
     const int64_t mlp_rows = moe_ ? rows_ * c_.num_experts_per_token : rows_;
-    a_.gate = tape_.gate.matrix(d, mlp_rows, width);
-    a_.up = tape_.up.matrix(d, mlp_rows, width);
-    a_.act = tape_.act.matrix(d, mlp_rows, width);
+    if (!moe_ || m_.exchange == nullptr) {
+      a_.gate = tape_.gate.matrix(d, mlp_rows, width);
+      a_.up = tape_.up.matrix(d, mlp_rows, width);
+      a_.act = tape_.act.matrix(d, mlp_rows, width);
+    }
     if (moe_) {
       prepare_moe(mlp_rows);
     }
@@ -154,13 +174,8 @@ class LayerRun {
     tape_.sorted_tokens.resize(r);
     tape_.sorted_slots.resize(r);
     m_.slot_rows.resize(r);
-    const kernels::ActivationFormat format = w_.mlp[0].gate.activation_format();
-    shared_experts_operand_ = std::all_of(w_.mlp.begin(), w_.mlp.end(), [&](const MlpWeights& e) {
-      return e.gate.activation_format() == format && e.up.activation_format() == format;
-    });
-    if (shared_experts_operand_) {
-      m_.expert_operand.matrix(Dtype::kF32, rows_, kernels::padded_k(c_.hidden_size));
-      m_.expert_outer.matrix(Dtype::kF32, rows_, 1);
+    if (m_.exchange == nullptr) {
+      mlps_.set_inputs(a_.norm2);
     }
   }
 
@@ -279,92 +294,68 @@ class LayerRun {
       kernels::router_weights(row, ids, k, c_.norm_topk_prob,
                               tape_.topk_weights.as<float>() + (begin + t) * k);
     }
-    if (shared_experts_operand_) {
-      const int64_t width = kernels::padded_k(c_.hidden_size);
-      kernels::make_operand_values(
-          norm2, w_.mlp[0].gate.activation_format(),
-          {m_.expert_operand.as<float>() + begin * width, m_.expert_outer.as<float>() + begin}, *lease);
+    if (m_.exchange == nullptr) {
+      mlps_.make_operands(begin, end, *lease);
     }
   }
 
-  void experts() {
+  Status experts() {
     if (routing_.record != nullptr) {
       routing_.record->assign(tape_.topk_ids.begin(), tape_.topk_ids.end());
     }
     kernels::sort_by_expert(tape_.topk_ids, c_.num_experts, c_.num_experts_per_token,
                             {tape_.expert_offsets.data(), tape_.sorted_tokens.data(),
                              tape_.sorted_slots.data(), m_.slot_rows.data()});
-    const auto total = static_cast<int64_t>(tape_.sorted_tokens.size());
-    const int64_t work = total * (macs(w_.mlp[0].gate) + macs(w_.mlp[0].up) + macs(w_.mlp[0].down));
-    const bool parallel = m_.pool.num_threads() > 1 && work >= kParallelWork;
-    m_.expert_tasks.clear();
-    for (int32_t e = 0; e < static_cast<int32_t>(c_.num_experts); ++e) {
-      const int32_t last = tape_.expert_offsets[static_cast<size_t>(e) + 1];
-      for (int32_t row = tape_.expert_offsets[static_cast<size_t>(e)]; row < last;) {
-        const int32_t stop = std::min<int32_t>(last, row + static_cast<int32_t>(kMaxChunkRows));
-        m_.expert_tasks.push_back({e, row, stop});
-        row = stop;
-      }
+    if (m_.exchange != nullptr) {
+      return exchanged_experts();
     }
-    const auto task = [this](int64_t i) { expert(m_.expert_tasks[static_cast<size_t>(i)]); };
-    const auto count = static_cast<int64_t>(m_.expert_tasks.size());
-    if (parallel) {
-      m_.pool.parallel_for(count, std::ref(task));
-    } else {
-      for (int64_t i = 0; i < count; ++i) task(i);
-    }
+    mlps_.run({tape_.sorted_tokens, tape_.expert_offsets, a_.gate, a_.up, a_.act, a_.down});
+    return absl::OkStatus();
   }
 
-  void expert(const ExpertTask& task) {
-    const formats::IeeeMode ieee;
-    const int64_t n = task.end - task.begin;
-    const MlpWeights& mlp = w_.mlp[static_cast<size_t>(task.expert)];
-    const MatrixView gate = a_.gate.slice_rows(task.begin, n);
-    const MatrixView up = a_.up.slice_rows(task.begin, n);
-    const MatrixView act = a_.act.slice_rows(task.begin, n);
-    const WorkspacePool::Lease lease = m_.scratch.acquire();
-    Operand x = gather_operand(task, mlp.gate.activation_format(), *lease);
-    kernels::linear_columns(x, mlp.gate, gate, 0, mlp.gate.n, *lease);
-    if (mlp.up.activation_format() != mlp.gate.activation_format()) {
-      x = gather_operand(task, mlp.up.activation_format(), *lease);
-    }
-    kernels::linear_columns(x, mlp.up, up, 0, mlp.up.n, *lease);
-    kernels::swiglu(gate, up, act);
-    kernels::linear_columns(kernels::make_operand(act, mlp.down.activation_format(), *lease), mlp.down,
-                            a_.down.slice_rows(task.begin, n), 0, mlp.down.n, *lease);
-  }
+  // norm2 rows to their experts' places, and the outputs back.
+  Status exchanged_experts() {
+    ExpertExchange& exchange = *m_.exchange;
+    ExchangePlan& plan = tape_.exchange;
+    ACCORD_RETURN_IF_ERROR(exchange.plan(tape_.expert_offsets, plan));
+    const int64_t hidden = c_.hidden_size;
+    const int64_t row_bytes = hidden * size_of(m_.dtype);
+    const auto homes = static_cast<int64_t>(tape_.sorted_tokens.size());
+    const int64_t count = plan.num_arrived();
 
-  // norm2 rows of the task's tokens: pointers into the shared operand, or rows made here where the layer's
-  // experts differ in format.
-  Operand gather_operand(const ExpertTask& task, const kernels::ActivationFormat& format,
-                         kernels::Workspace& scratch) {
-    const int64_t n = task.end - task.begin;
-    const int64_t width = kernels::padded_k(c_.hidden_size);
-    scratch.operand_rows.ensure(static_cast<size_t>(n) * sizeof(float*));
-    scratch.operand_outer.ensure(static_cast<size_t>(n) * sizeof(float));
-    auto* rows = scratch.operand_rows.as<const float*>();
-    auto* outer = scratch.operand_outer.as<float>();
-    if (!shared_experts_operand_) {
-      scratch.operand.ensure(static_cast<size_t>(n * width) * sizeof(float));
-    }
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t token = tape_.sorted_tokens[static_cast<size_t>(task.begin + i)];
-      if (shared_experts_operand_) {
-        rows[i] = m_.expert_operand.as<float>() + token * width;
-        outer[i] = m_.expert_outer.as<float>()[token];
-      } else {
-        float* values = scratch.operand.as<float>() + i * width;
-        kernels::make_operand_values(a_.norm2.slice_rows(token, 1), format, {values, outer + i}, scratch);
-        rows[i] = values;
+    const MatrixView leaving = m_.leaving.matrix(m_.dtype, homes, hidden);
+    m_.for_rows(homes, homes * hidden, [&](int64_t begin, int64_t end, ThreadPool*) {
+      for (int64_t r = begin; r < end; ++r) {
+        std::memcpy(leaving.slice_rows(r, 1).data,
+                    a_.norm2.slice_rows(tape_.sorted_tokens[static_cast<size_t>(r)], 1).data,
+                    static_cast<size_t>(row_bytes));
       }
-    }
-    return {format, n, c_.hidden_size, rows, outer};
+    });
+    const MatrixView arrived = tape_.arrived.matrix(m_.dtype, count, hidden);
+    ACCORD_RETURN_IF_ERROR(exchange.to_owners(plan, leaving.data, row_bytes, arrived.data));
+
+    mlps_.set_inputs(arrived);
+    m_.for_rows(count, count * hidden, [&](int64_t begin, int64_t end, ThreadPool*) {
+      const WorkspacePool::Lease lease = m_.scratch.acquire();
+      mlps_.make_operands(begin, end, *lease);
+    });
+    const int64_t width = c_.moe_intermediate_size;
+    const MatrixView down = m_.owner_down.matrix(m_.dtype, count, hidden);
+    mlps_.run({plan.order, plan.expert_offsets, tape_.gate.matrix(m_.dtype, count, width),
+               tape_.up.matrix(m_.dtype, count, width), tape_.act.matrix(m_.dtype, count, width), down});
+
+    const MatrixView returning = m_.leaving.matrix(m_.dtype, count, hidden);
+    m_.for_rows(count, count * hidden, [&](int64_t begin, int64_t end, ThreadPool*) {
+      to_arrival_order(plan, down.data, row_bytes, begin, end, returning.data);
+    });
+    return exchange.to_homes(plan, returning.data, row_bytes, a_.down.data);
   }
 
   Model::Impl& m_;
   const ModelConfig& c_;
   const LayerWeights& w_;
   const bool moe_;
+  ExpertMlps mlps_;
   const Batch& batch_;
   const KvLayer& kv_;
   MatrixView x_;
@@ -372,17 +363,20 @@ class LayerRun {
   LayerTape& tape_;
   const int64_t rows_;
   const float eps_;
-  bool shared_experts_operand_ = false;
   Activations a_;
 };
 
-void Model::layer_forward(int64_t layer, const Batch& batch, const KvLayer& kv, MatrixView x_TH,
-                          Routing routing, LayerTape* tape) {
-  if (batch.num_rows() == 0) {
-    return;
+Status Model::layer_forward(int64_t layer, const Batch& batch, const KvLayer& kv, MatrixView x_TH,
+                            Routing routing, LayerTape* tape) {
+  Impl& m = *impl_;
+  if (batch.num_rows() > 0) {
+    m.rope.ensure(int64_t{*std::max_element(batch.positions.begin(), batch.positions.end())} + 1);
+  } else if (m.exchange == nullptr) {
+    return absl::OkStatus();
   }
-  impl_->rope.ensure(int64_t{*std::max_element(batch.positions.begin(), batch.positions.end())} + 1);
-  LayerRun(*impl_, layer, batch, kv, x_TH, routing, tape == nullptr ? impl_->own_tape : *tape).run();
+  const Status status =
+      LayerRun(m, layer, batch, kv, x_TH, routing, tape == nullptr ? m.own_tape : *tape).run();
+  return status.ok() ? status : annotate(status, fmt::format("experts of layer {}", layer));
 }
 
 }  // namespace accord::model

@@ -29,6 +29,23 @@ const ModelConfig& Model::config() const { return impl_->config; }
 const PolicyWeights& Model::weights() const { return impl_->weights; }
 Dtype Model::compute_dtype() const { return impl_->dtype; }
 
+Status Model::set_expert_group(Communicator* group) {
+  impl_->exchange.reset();
+  if (group == nullptr || group->size() == 1) {
+    return absl::OkStatus();
+  }
+  const int64_t experts = impl_->config.num_experts;
+  if (experts == 0 || experts % group->size() != 0) {
+    return recipe_error(
+        "trainer.expert_parallel is {}, but the model has {} experts per layer: give a divisor",
+        group->size(), experts);
+  }
+  impl_->exchange = std::make_unique<ExpertExchange>(*group, experts);
+  return absl::OkStatus();
+}
+
+ExpertExchange* Model::expert_exchange() const { return impl_->exchange.get(); }
+
 const kernels::RopeTable& Model::rope(int64_t count) {
   impl_->rope.ensure(count);
   return impl_->rope;

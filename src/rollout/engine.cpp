@@ -131,7 +131,7 @@ Status Engine::Impl::run(std::vector<Sequence>& sequences, const Callbacks& call
     const model::Batch batch = scheduler.next_batch();
     {
       const Stopwatch watch(stats.forward_seconds);
-      policy->forward(batch, record_routing ? &routing : nullptr);
+      ACCORD_RETURN_IF_ERROR(policy->forward(batch, record_routing ? &routing : nullptr));
     }
     if (record_routing) {
       keep_routing(scheduler, sequences);

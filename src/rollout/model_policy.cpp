@@ -51,7 +51,7 @@ class ModelPolicy final : public Policy {
     }
   }
 
-  void forward(const model::Batch& batch, std::vector<int32_t>* routing) override {
+  Status forward(const model::Batch& batch, std::vector<int32_t>* routing) override {
     x_TH_ = x_.matrix(model_.compute_dtype(), batch.num_rows(), model_.config().hidden_size);
     if (routing != nullptr) {
       routing->resize(static_cast<size_t>(batch.num_rows() * routing_width()));
@@ -60,12 +60,14 @@ class ModelPolicy final : public Policy {
     for (int64_t layer = 0; layer < model_.config().num_layers; ++layer) {
       const int64_t slot = moe_slot_[static_cast<size_t>(layer)];
       const bool record = routing != nullptr && slot >= 0;
-      model_.layer_forward(layer, batch, kv_[static_cast<size_t>(layer)], x_TH_,
-                           {.record = record ? &layer_ids_ : nullptr, .replay = {}}, nullptr);
+      ACCORD_RETURN_IF_ERROR(model_.layer_forward(layer, batch, kv_[static_cast<size_t>(layer)], x_TH_,
+                                                  {.record = record ? &layer_ids_ : nullptr, .replay = {}},
+                                                  nullptr));
       if (record) {
         scatter(slot, batch.num_rows(), *routing);
       }
     }
+    return absl::OkStatus();
   }
 
   void logits(std::span<const int32_t> rows, MatrixView logits_RV) override {

@@ -29,7 +29,7 @@ class Policy {
   // Copies `count` cache rows of every layer.
   virtual void copy_rows(int32_t from, int32_t to, int32_t count) = 0;
   // Writes the batch's keys and values; fills `routing` [T, routing_width] when it is not null.
-  virtual void forward(const model::Batch& batch, std::vector<int32_t>* routing) = 0;
+  virtual Status forward(const model::Batch& batch, std::vector<int32_t>* routing) = 0;
   // logits_RV (fp32) of rows of the last forward's batch.
   virtual void logits(std::span<const int32_t> rows, MatrixView logits_RV) = 0;
 };

@@ -275,7 +275,8 @@ void bench_forward(const ModelConfig& c, WeightFormat format, int threads, int64
       [&] {
         model.embed(batch, x);
         for (int64_t l = 0; l < c.num_layers; ++l) {
-          model.layer_forward(l, batch, kv[static_cast<size_t>(l)], x, {}, nullptr);
+          const Status status = model.layer_forward(l, batch, kv[static_cast<size_t>(l)], x, {}, nullptr);
+          if (!status.ok()) std::abort();
         }
         model.logits(x, all, logits);
       },

@@ -198,7 +198,7 @@ void Runner::run(const std::vector<Piece>& pieces, LayerTape* tape) {
     const auto l = static_cast<size_t>(layer);
     const KvLayer kv{{keys_[l].data(), model_.compute_dtype(), cache_rows_, width, width},
                      {values_[l].data(), model_.compute_dtype(), cache_rows_, width, width}};
-    model_.layer_forward(layer, batch, kv, x, {&expert_ids_[l], {}}, tape);
+    REQUIRE(model_.layer_forward(layer, batch, kv, x, {&expert_ids_[l], {}}, tape).ok());
   }
   const MatrixView out = out_.matrix(Dtype::kF32, n, c.vocab_size);
   model_.logits(x, rows, out);

@@ -47,7 +47,7 @@ class FakePolicy : public Policy {
     return static_cast<float>(mix(state + static_cast<uint64_t>(id) * 77777) >> 40) * 0x1p-22F;  // [0, 4)
   }
 
-  void forward(const model::Batch& batch, std::vector<int32_t>* routing) override {
+  Status forward(const model::Batch& batch, std::vector<int32_t>* routing) override {
     if (batch.num_rows() < 1 || batch.num_rows() > max_rows_) throw std::logic_error("batch size");
     std::set<int32_t> written;
     states_.clear();
@@ -73,6 +73,7 @@ class FakePolicy : public Policy {
       }
     }
     largest_batch = std::max(largest_batch, batch.num_rows());
+    return absl::OkStatus();
   }
 
   void logits(std::span<const int32_t> rows, MatrixView logits_RV) override {

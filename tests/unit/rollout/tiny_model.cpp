@@ -163,7 +163,7 @@ std::vector<float> sequence_logprobs(model::Model& model, const std::vector<int3
                              v.matrix(dtype, num_pages * model::kPageSize, kv_cols)};
   model.embed(batch, x_TH);
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    model.layer_forward(layer, batch, kv, x_TH, {}, nullptr);
+    REQUIRE(model.layer_forward(layer, batch, kv, x_TH, {}, nullptr).ok());
   }
   const MatrixView logits_TV = logits.matrix(Dtype::kF32, num_rows, config.vocab_size);
   model.logits(x_TH, positions, logits_TV);

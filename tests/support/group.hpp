@@ -1,0 +1,21 @@
+#pragma once
+// Groups of ranks in one test: a thread per rank, gloo over 127.0.0.1. A test that uses it adds
+// support/group.cpp and accord_comm in its links.cmake.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/communicator.hpp"
+#include "base/status.hpp"
+
+namespace accord::testing {
+
+// What body(communicator) of each rank returned. Catch's macros stay in the main thread.
+std::vector<Status> run_group(int size, const std::string& name,
+                              const std::function<Status(Communicator&)>& body);
+
+Deadline soon(int ms = 60000);
+
+void require_all_ok(const std::vector<Status>& results);
+
+}  // namespace accord::testing
