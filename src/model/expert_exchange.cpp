@@ -79,16 +79,6 @@ StatusOr<int64_t> ExpertExchange::largest(int64_t value) {
   return *std::max_element(all.begin(), all.end());
 }
 
-void to_owner_order(const ExchangePlan& plan, const void* arrival_order, int64_t row_bytes, int64_t begin,
-                    int64_t end, void* owner_order) {
-  const auto* in = static_cast<const std::byte*>(arrival_order);
-  auto* out = static_cast<std::byte*>(owner_order);
-  for (int64_t i = begin; i < end; ++i) {
-    std::memcpy(out + i * row_bytes, in + plan.order[static_cast<size_t>(i)] * row_bytes,
-                static_cast<size_t>(row_bytes));
-  }
-}
-
 void to_arrival_order(const ExchangePlan& plan, const void* owner_order, int64_t row_bytes, int64_t begin,
                       int64_t end, void* arrival_order) {
   const auto* in = static_cast<const std::byte*>(owner_order);

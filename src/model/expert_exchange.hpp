@@ -62,9 +62,7 @@ class ExpertExchange {
   std::vector<int64_t> out_bytes_, in_bytes_;
 };
 
-// Rows [begin, end) of the owner order, out[i] = arrival_order[order[i]], and back.
-void to_owner_order(const ExchangePlan& plan, const void* arrival_order, int64_t row_bytes, int64_t begin,
-                    int64_t end, void* owner_order);
+// Rows [begin, end) of the owner order: arrival_order[order[i]] = owner_order[i].
 void to_arrival_order(const ExchangePlan& plan, const void* owner_order, int64_t row_bytes, int64_t begin,
                       int64_t end, void* arrival_order);
 

@@ -5,7 +5,6 @@
 
 #include "kernels/attention/attention_backward.hpp"
 #include "kernels/linear/linear_backward.hpp"
-#include "kernels/moe/moe_backward.hpp"
 #include "kernels/rope/rope_backward.hpp"
 #include "kernels/swiglu/swiglu_backward.hpp"
 
@@ -33,15 +32,18 @@ const float* LayerBackward::gradient_operand(const float* dx, int64_t count) {
 
 Status LayerBackward::run(int64_t layer, const model::Batch& batch, const model::LayerWeights& weights,
                           MatrixView x_in, const model::KvLayer& kv, const model::LayerTape& tape,
-                          float* dx_TH) {
+                          float* dx_TH, model::ExpertExchange* exchange) {
   const LayerParams& params = w_.layers[static_cast<size_t>(layer)];
   const int64_t rows = batch.num_rows();
   const int64_t hidden = w_.config.hidden_size;
   if (params.router < 0) {
+    if (rows == 0) return absl::OkStatus();
     ACCORD_RETURN_IF_ERROR(dense_mlp(params, weights, tape, rows, dx_TH));
   } else {
-    ACCORD_RETURN_IF_ERROR(experts(params, weights, tape, rows, dx_TH));
+    const Status status = experts(params, weights, tape, rows, dx_TH, exchange);
+    if (!status.ok()) return annotate(status, fmt::format("backward of the experts of layer {}", layer));
   }
+  if (rows == 0) return absl::OkStatus();
   w_.norm_backward(taped(tape.x_mid, w_.compute_dtype, rows, hidden), tape.inv_rms2.as<float>(),
                    weights.post_norm, params.post_norm, dnorm_.as<float>(), dx_TH, true);
   ACCORD_RETURN_IF_ERROR(attention(params, batch, weights, kv, tape, dx_TH));
@@ -76,85 +78,6 @@ Status LayerBackward::dense_mlp(const LayerParams& params, const model::LayerWei
   linears_.add({{mlp.gate, &mlp_weights.gate, dgate}, {mlp.up, &mlp_weights.up, dact}}, norm, rows,
                scratch(dnorm_, rows * hidden));
   return linears_.run();
-}
-
-Status LayerBackward::experts(const LayerParams& params, const model::LayerWeights& weights,
-                              const model::LayerTape& tape, int64_t rows, const float* dx_TH) {
-  const int64_t hidden = w_.config.hidden_size;
-  const int64_t width = w_.config.moe_intermediate_size;
-  const int64_t num_experts = w_.config.num_experts;
-  const int64_t slots = w_.config.num_experts_per_token;
-  const int64_t expert_rows = rows * slots;
-  const int32_t* tokens = tape.sorted_tokens.data();
-  const auto offset = [&](int64_t e) {
-    return static_cast<int64_t>(tape.expert_offsets[static_cast<size_t>(e)]);
-  };
-
-  // Combine, and the experts' common input in sorted order.
-  float* ddown = scratch(ddown_, expert_rows * hidden);
-  float* dweights = scratch(dweights_, expert_rows);
-  const float* norm = w_.operand(taped(tape.norm2, w_.compute_dtype, rows, hidden), norm_);
-  float* expert_in = scratch(expert_in_, expert_rows * hidden);
-  const MatrixView down = taped(tape.down, w_.compute_dtype, expert_rows, hidden);
-  rows_of_slots_.resize(static_cast<size_t>(expert_rows));
-  w_.for_rows(expert_rows, [&](int64_t begin, int64_t count) {
-    kernels::moe_combine_backward(dx_TH, hidden, down, tokens, tape.sorted_slots.data(),
-                                  tape.topk_weights.as<float>(), slots, begin, begin + count, ddown,
-                                  dweights);
-    for (int64_t r = begin; r < begin + count; ++r) {
-      const int32_t slot = tape.sorted_slots[static_cast<size_t>(r)];
-      rows_of_slots_[static_cast<size_t>(tokens[r] * slots + slot)] = static_cast<int32_t>(r);
-      std::copy_n(norm + tokens[r] * hidden, hidden, expert_in + r * hidden);
-    }
-  });
-  w_.round_gradient(ddown, expert_rows * hidden);
-
-  // The gradient of an expert without tokens stays as it is.
-  const float* act = w_.operand(taped(tape.act, w_.compute_dtype, expert_rows, width), act_);
-  float* dact = scratch(dact_, expert_rows * width);
-  for (int64_t e = 0; e < num_experts; ++e) {
-    const int64_t begin = offset(e);
-    linears_.add({{params.mlp[static_cast<size_t>(e)].down, &weights.mlp[static_cast<size_t>(e)].down,
-                   ddown + begin * hidden}},
-                 act + begin * width, offset(e + 1) - begin, dact + begin * width);
-  }
-  ACCORD_RETURN_IF_ERROR(linears_.run());
-
-  float* dgate = scratch(dgate_, expert_rows * width);
-  const MatrixView gate = taped(tape.gate, w_.compute_dtype, expert_rows, width);
-  const MatrixView up = taped(tape.up, w_.compute_dtype, expert_rows, width);
-  w_.for_rows(expert_rows, [&](int64_t begin, int64_t count) {
-    const int64_t at = begin * width;
-    kernels::swiglu_backward(gate.slice_rows(begin, count), up.slice_rows(begin, count), dact + at,
-                             dgate + at, dact + at);
-  });
-  w_.round_gradient(dgate, expert_rows * width);
-  w_.round_gradient(dact, expert_rows * width);
-
-  float* dlogits = scratch(dlogits_, rows * num_experts);
-  w_.for_rows(rows, [&](int64_t begin, int64_t count) {
-    kernels::router_backward(tape.router_probs.as<float>(), num_experts, tape.topk_ids.data(), dweights,
-                             slots, w_.config.norm_topk_prob, begin, begin + count, dlogits);
-  });
-  w_.round_gradient(dlogits, rows * num_experts);
-
-  float* dexpert_in = scratch(dexpert_in_, expert_rows * hidden);
-  float* dnorm = scratch(dnorm_, rows * hidden);
-  for (int64_t e = 0; e < num_experts; ++e) {
-    const int64_t begin = offset(e);
-    const MlpParams& mlp = params.mlp[static_cast<size_t>(e)];
-    const model::MlpWeights& mlp_weights = weights.mlp[static_cast<size_t>(e)];
-    linears_.add({{mlp.gate, &mlp_weights.gate, dgate + begin * width},
-                  {mlp.up, &mlp_weights.up, dact + begin * width}},
-                 expert_in + begin * hidden, offset(e + 1) - begin, dexpert_in + begin * hidden);
-  }
-  linears_.add({{params.router, &weights.router, dlogits}}, norm, rows, dnorm);
-  ACCORD_RETURN_IF_ERROR(linears_.run());
-  w_.for_rows(rows, [&](int64_t begin, int64_t count) {
-    kernels::moe_dispatch_backward(dexpert_in, hidden, rows_of_slots_.data(), slots, begin, begin + count,
-                                   dnorm);
-  });
-  return absl::OkStatus();
 }
 
 Status LayerBackward::attention(const LayerParams& params, const model::Batch& batch,

@@ -7,7 +7,12 @@
 // The residual gradient is fp32 throughout; a gradient that enters a matrix product is rounded to bf16 first
 // (contract, section 5), and goes through LinearBackward, which knows the recipe's mode. Weight gradients are
 // added to the parameters' gradients.
+#include <cstdint>
+#include <span>
+#include <vector>
+
 #include "base/status.hpp"
+#include "model/expert_exchange.hpp"
 #include "model/forward.hpp"
 #include "trainer/linear_backward.hpp"
 #include "trainer/workspace.hpp"
@@ -19,15 +24,34 @@ class LayerBackward {
   explicit LayerBackward(Workspace& workspace) : w_(workspace), linears_(workspace) {}
 
   // `x_in`: the layer's input. `tape` and `kv`: of this batch and layer. dx_TH holds the gradient of the
-  // layer's output and is replaced by that of its input.
+  // layer's output and is replaced by that of its input. With an expert group (`exchange` not null) every
+  // place calls this, also with 0 rows: gradients of expert outputs travel to the experts' places and those
+  // of their inputs back; each place adds to the gradients of the experts it holds, over all arrived rows in
+  // owner order (model/expert_exchange.hpp).
   Status run(int64_t layer, const model::Batch& batch, const model::LayerWeights& weights, MatrixView x_in,
-             const model::KvLayer& kv, const model::LayerTape& tape, float* dx_TH);
+             const model::KvLayer& kv, const model::LayerTape& tape, float* dx_TH,
+             model::ExpertExchange* exchange);
 
  private:
   Status dense_mlp(const LayerParams& params, const model::LayerWeights& weights,
                    const model::LayerTape& tape, int64_t rows, const float* dx_TH);
+  // In layer_backward_experts.cpp.
   Status experts(const LayerParams& params, const model::LayerWeights& weights, const model::LayerTape& tape,
-                 int64_t rows, const float* dx_TH);
+                 int64_t rows, const float* dx_TH, model::ExpertExchange* exchange);
+  // Rows of the experts from `first` on, sorted by expert.
+  struct ExpertRows {
+    int64_t first = 0;
+    std::span<const int32_t> offsets;  // first row of each expert, and the end
+    const float* in_RH = nullptr;
+    const float* ddown_RH = nullptr;
+    int64_t count() const { return offsets.back(); }
+    int64_t num_experts() const { return static_cast<int64_t>(offsets.size()) - 1; }
+  };
+  Status expert_mlps(const LayerParams& params, const model::LayerWeights& weights,
+                     const model::LayerTape& tape, const ExpertRows& rows, float* din_RH);
+  Status exchanged_expert_mlps(const LayerParams& params, const model::LayerWeights& weights,
+                               const model::LayerTape& tape, float* ddown_RH, float* din_RH,
+                               model::ExpertExchange& exchange);
   Status attention(const LayerParams& params, const model::Batch& batch, const model::LayerWeights& weights,
                    const model::KvLayer& kv, const model::LayerTape& tape, const float* dx_TH);
   // fp32 copy of dx as the operand of a matrix product.
@@ -39,6 +63,8 @@ class LayerBackward {
   // Named after what they hold; all fp32, reused by every layer.
   Buffer dy_, norm_, dnorm_, act_, dact_, dgate_, attn_, dattn_, dq_, dk_, dv_;
   Buffer expert_in_, dexpert_in_, ddown_, dweights_, dlogits_;
+  Buffer arrived_ddown_, arrived_din_;  // [A,H]
+  Buffer travel_out_, travel_in_;       // rows on their way, in the dtype that travels
   std::vector<int32_t> rows_of_slots_;
 };
 

@@ -16,13 +16,19 @@ constexpr int64_t kMaxChunkRows = 1024;
 constexpr int64_t kMinChunkRows = 16;
 constexpr int64_t kEmbeddingColumns = 32;  // per task
 
-int64_t tape_bytes_per_row(const ModelConfig& c, int64_t layer, Dtype dtype) {
+// Tape bytes that a row takes at its home, and a row of an expert's MLP where the expert is (a dense MLP's
+// row counts like an expert's).
+int64_t home_bytes_per_row(const ModelConfig& c, int64_t layer, Dtype dtype) {
   const int64_t q_width = c.num_heads * c.head_dim;
   const int64_t c_width = c.num_kv_heads * c.head_dim;
-  const int64_t mlp = c.layer_is_moe[static_cast<size_t>(layer)]
-                          ? c.num_experts_per_token * (3 * c.moe_intermediate_size + c.hidden_size)
-                          : 3 * c.intermediate_size;
-  return (3 * c.hidden_size + 3 * q_width + 3 * c_width + mlp) * size_of(dtype);
+  const int64_t down =
+      c.layer_is_moe[static_cast<size_t>(layer)] ? c.num_experts_per_token * c.hidden_size : 0;
+  return (3 * c.hidden_size + 3 * q_width + 3 * c_width + down) * size_of(dtype);
+}
+
+int64_t mlp_bytes_per_row(const ModelConfig& c, int64_t layer, Dtype dtype) {
+  const bool moe = c.layer_is_moe[static_cast<size_t>(layer)];
+  return 3 * (moe ? c.moe_intermediate_size : c.intermediate_size) * size_of(dtype);
 }
 
 }  // namespace
@@ -30,6 +36,7 @@ int64_t tape_bytes_per_row(const ModelConfig& c, int64_t layer, Dtype dtype) {
 Pass::Pass(Workspace& workspace, model::Model& model, int64_t activation_bytes)
     : w_(workspace), model_(model), activation_bytes_(activation_bytes), layer_backward_(workspace) {
   inputs_.resize(static_cast<size_t>(w_.config.num_layers) + 1);
+  slots_.resize(1);
 }
 
 MatrixView Pass::input_of(int64_t layer, int64_t rows) const {
@@ -37,25 +44,10 @@ MatrixView Pass::input_of(int64_t layer, int64_t rows) const {
           w_.config.hidden_size};
 }
 
-int64_t Pass::kept_layers(int64_t rows) const {
-  int64_t left = activation_bytes_;
-  int64_t kept = 0;
-  for (int64_t layer = w_.config.num_layers - 1; layer >= 0; --layer, ++kept) {
-    left -= rows * tape_bytes_per_row(w_.config, layer, w_.compute_dtype);
-    if (left < 0) break;
-  }
-  return kept;
-}
+Pass::Slot& Pass::slot_of(int64_t layer) { return slots_[slot_of_layer_[static_cast<size_t>(layer)]]; }
 
-Pass::Slot& Pass::slot_of(int64_t layer, int64_t rows) {
-  // The last layers have slots of their own: the backward meets them first.
-  const int64_t index = std::max<int64_t>(layer - (w_.config.num_layers - kept_layers(rows)) + 1, 0);
-  if (slots_.size() <= static_cast<size_t>(index)) slots_.resize(static_cast<size_t>(index) + 1);
-  return slots_[static_cast<size_t>(index)];
-}
-
-void Pass::run_layer(int64_t layer, const PackedBatch& packed, MatrixView x, const PassRouting& routing,
-                     bool observe, Slot& slot, bool with_tape) {
+Status Pass::run_layer(int64_t layer, const PackedBatch& packed, MatrixView x, const PassRouting& routing,
+                       bool observe, Slot& slot, bool with_tape) {
   const int64_t rows = packed.num_rows();
   const int64_t c_width = w_.config.num_kv_heads * w_.config.head_dim;
   const model::KvLayer kv{slot.k.matrix(w_.compute_dtype, rows, c_width),
@@ -65,31 +57,61 @@ void Pass::run_layer(int64_t layer, const PackedBatch& packed, MatrixView x, con
     const size_t size = static_cast<size_t>(rows * w_.config.num_experts_per_token);
     layer_routing.replay = routing.replay.subspan(static_cast<size_t>(layer) * size, size);
   }
-  model_.layer_forward(layer, packed.batch(), kv, x, layer_routing, with_tape ? &slot.tape : nullptr);
+  ACCORD_RETURN_IF_ERROR(
+      model_.layer_forward(layer, packed.batch(), kv, x, layer_routing, with_tape ? &slot.tape : nullptr));
   if (observe && routing.observe && w_.config.layer_is_moe[static_cast<size_t>(layer)]) {
     routing.observe(layer, slot.tape.router_probs.as<float>());
   }
+  return absl::OkStatus();
 }
 
-void Pass::run_layers(const PackedBatch& packed, const PassRouting& routing, bool keep) {
+Status Pass::run_layers(const PackedBatch& packed, const PassRouting& routing, bool keep) {
+  const ModelConfig& c = w_.config;
   const int64_t rows = packed.num_rows();
-  const int64_t layers = w_.config.num_layers;
-  const int64_t first_kept = layers - kept_layers(rows);
-  const size_t bytes = static_cast<size_t>(rows * w_.config.hidden_size * size_of(w_.compute_dtype));
+  const size_t bytes = static_cast<size_t>(rows * c.hidden_size * size_of(w_.compute_dtype));
+  const bool observe = static_cast<bool>(routing.observe);
+  // All places of an expert group keep the tapes of the same layers: recomputing one exchanges rows again.
+  model::ExpertExchange* exchange = model_.expert_exchange();
+  int64_t most_rows = rows;
+  if (exchange != nullptr && keep) {
+    ACCORD_ASSIGN_OR_RETURN(most_rows, exchange->largest(rows));
+  }
   for (Buffer& buffer : inputs_) buffer.ensure(bytes);
   model_.embed(packed.batch(), input_of(0, rows));
-  for (int64_t layer = 0; layer < layers; ++layer) {
+  slot_of_layer_.assign(static_cast<size_t>(c.num_layers), 0);
+  size_t kept = 0;
+  int64_t left = activation_bytes_;
+  for (int64_t layer = 0; layer < c.num_layers; ++layer) {
     const MatrixView x = input_of(layer + 1, rows);
-    std::memcpy(x.data, inputs_[static_cast<size_t>(layer)].data(), bytes);
-    const bool observe = static_cast<bool>(routing.observe);
-    run_layer(layer, packed, x, routing, observe, slot_of(layer, rows),
-              (keep && layer >= first_kept) || observe);
+    if (bytes > 0) std::memcpy(x.data, inputs_[static_cast<size_t>(layer)].data(), bytes);
+    const bool moe = c.layer_is_moe[static_cast<size_t>(layer)];
+    const int64_t mlp_bytes = mlp_bytes_per_row(c, layer, w_.compute_dtype);
+    left -= most_rows * home_bytes_per_row(c, layer, w_.compute_dtype);
+    if (exchange == nullptr || !moe) left -= most_rows * (moe ? c.num_experts_per_token : 1) * mlp_bytes;
+    keep = keep && left >= 0;
+    const size_t index = keep ? kept + 1 : 0;
+    if (slots_.size() <= index) slots_.resize(index + 1);
+    ACCORD_RETURN_IF_ERROR(run_layer(layer, packed, x, routing, observe, slots_[index], keep || observe));
+    if (!keep) continue;
+    if (exchange != nullptr && moe) {
+      const int64_t arrived_bytes = c.hidden_size * size_of(w_.compute_dtype);
+      left -= slots_[index].tape.exchange.most_arrived * (mlp_bytes + arrived_bytes);
+    }
+    // How many rows arrive shows only now; a tape that does not fit makes the slot of recomputed layers.
+    keep = left >= 0;
+    if (keep) {
+      slot_of_layer_[static_cast<size_t>(layer)] = ++kept;
+    } else {
+      slots_[0] = std::move(slots_[index]);
+      slots_[index] = Slot();
+    }
   }
+  return absl::OkStatus();
 }
 
 Status Pass::forward(const PackedBatch& packed, std::span<const float> temperatures,
                      const PassRouting& routing, const TokenLossFn& visit) {
-  run_layers(packed, routing, false);
+  ACCORD_RETURN_IF_ERROR(run_layers(packed, routing, false));
   return head(packed, temperatures, visit, false);
 }
 
@@ -97,8 +119,8 @@ Status Pass::forward_backward(const PackedBatch& packed, std::span<const float> 
                               const PassRouting& routing, const TokenLossFn& loss) {
   const size_t bytes = static_cast<size_t>(packed.num_rows() * w_.config.hidden_size) * sizeof(float);
   dx_.ensure(bytes);
-  std::memset(dx_.data(), 0, bytes);
-  run_layers(packed, routing, true);
+  if (bytes > 0) std::memset(dx_.data(), 0, bytes);
+  ACCORD_RETURN_IF_ERROR(run_layers(packed, routing, true));
   ACCORD_RETURN_IF_ERROR(head(packed, temperatures, loss, true));
   return layers_backward(packed, routing);
 }
@@ -110,6 +132,7 @@ Status Pass::head(const PackedBatch& packed, std::span<const float> temperatures
   const int64_t count = static_cast<int64_t>(packed.response_rows().size());
   const int64_t chunk = std::clamp(kLogitsElements / vocab, kMinChunkRows, kMaxChunkRows);
   const MatrixView x = input_of(w_.config.num_layers, packed.num_rows());
+  if (count == 0) return absl::OkStatus();
   const float* head_weight = backward ? w_.weight(w_.lm_head, head_weight_) : nullptr;
   for (int64_t begin = 0; begin < count; begin += chunk) {
     const int64_t n = std::min(chunk, count - begin);
@@ -174,22 +197,22 @@ Status Pass::layers_backward(const PackedBatch& packed, const PassRouting& routi
   const int64_t layers = w_.config.num_layers;
   const int64_t hidden = w_.config.hidden_size;
   const int64_t c_width = w_.config.num_kv_heads * w_.config.head_dim;
-  const int64_t first_kept = layers - kept_layers(rows);
   for (int64_t layer = layers - 1; layer >= 0; --layer) {
-    Slot& slot = slot_of(layer, rows);
-    if (layer < first_kept) {
+    Slot& slot = slot_of(layer);
+    if (slot_of_layer_[static_cast<size_t>(layer)] == 0) {
       // The next layer's input is no longer needed: its place takes the recomputed output.
       const MatrixView x = input_of(layer + 1, rows);
-      std::memcpy(x.data, inputs_[static_cast<size_t>(layer)].data(),
-                  static_cast<size_t>(rows * hidden * size_of(w_.compute_dtype)));
-      run_layer(layer, packed, x, routing, false, slot, true);
+      const size_t bytes = static_cast<size_t>(rows * hidden * size_of(w_.compute_dtype));
+      if (bytes > 0) std::memcpy(x.data, inputs_[static_cast<size_t>(layer)].data(), bytes);
+      ACCORD_RETURN_IF_ERROR(run_layer(layer, packed, x, routing, false, slot, true));
     }
     const model::KvLayer kv{slot.k.matrix(w_.compute_dtype, rows, c_width),
                             slot.v.matrix(w_.compute_dtype, rows, c_width)};
-    ACCORD_RETURN_IF_ERROR(layer_backward_.run(layer, packed.batch(),
-                                               model_.weights().layers[static_cast<size_t>(layer)],
-                                               input_of(layer, rows), kv, slot.tape, dx_.as<float>()));
+    ACCORD_RETURN_IF_ERROR(
+        layer_backward_.run(layer, packed.batch(), model_.weights().layers[static_cast<size_t>(layer)],
+                            input_of(layer, rows), kv, slot.tape, dx_.as<float>(), model_.expert_exchange()));
   }
+  if (rows == 0) return absl::OkStatus();
   const std::span<float> table = w_.parameters.gradient(w_.embedding);
   w_.pool.parallel_for((hidden + kEmbeddingColumns - 1) / kEmbeddingColumns, [&](int64_t block) {
     const int64_t begin = block * kEmbeddingColumns;

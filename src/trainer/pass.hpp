@@ -38,9 +38,11 @@ struct PassRouting {
   std::function<void(int64_t layer, const float* probs_TE)> observe;
 };
 
+// With an expert group (Model::set_expert_group) all places make the same calls, those without a sequence
+// with an empty micro-batch; the caller renews the exchange's deadline.
 class Pass {
  public:
-  // `activation_bytes` bounds the tapes that are kept.
+  // `activation_bytes` bounds the tapes that are kept. In an expert group it is the same at every place.
   Pass(Workspace& workspace, model::Model& model, int64_t activation_bytes);
 
   // Adds the micro-batch's gradients to the parameters' gradients. `temperatures`: per sequence.
@@ -56,9 +58,9 @@ class Pass {
     Buffer k, v;
   };
 
-  void run_layers(const PackedBatch& packed, const PassRouting& routing, bool keep);
-  void run_layer(int64_t layer, const PackedBatch& packed, MatrixView x, const PassRouting& routing,
-                 bool observe, Slot& slot, bool with_tape);
+  Status run_layers(const PackedBatch& packed, const PassRouting& routing, bool keep);
+  Status run_layer(int64_t layer, const PackedBatch& packed, MatrixView x, const PassRouting& routing,
+                   bool observe, Slot& slot, bool with_tape);
   Status head(const PackedBatch& packed, std::span<const float> temperatures, const TokenLossFn& loss,
               bool backward);
   Status head_backward(std::span<const int32_t> rows, float* dlogits, MatrixView normed, const float* inv_rms,
@@ -66,16 +68,16 @@ class Pass {
   Status layers_backward(const PackedBatch& packed, const PassRouting& routing);
 
   MatrixView input_of(int64_t layer, int64_t rows) const;  // num_layers: the last layer's output
-  int64_t kept_layers(int64_t rows) const;
-  Slot& slot_of(int64_t layer, int64_t rows);
+  Slot& slot_of(int64_t layer);
 
   Workspace& w_;
   model::Model& model_;
   const int64_t activation_bytes_;
   LayerBackward layer_backward_;
   Products products_;
-  std::vector<Buffer> inputs_;  // [layers + 1]
-  std::vector<Slot> slots_;     // slot 0 is shared by layers without a slot of their own
+  std::vector<Buffer> inputs_;         // [layers + 1]
+  std::vector<Slot> slots_;            // slot 0 is shared by layers without a slot of their own
+  std::vector<size_t> slot_of_layer_;  // of the forward under way
   Buffer logits_, normed_, inv_rms_, head_weight_, normed_operand_, dnormed_, x_rows_, dx_rows_, dx_;
 };
 
