@@ -44,6 +44,10 @@ MatrixView Pass::input_of(int64_t layer, int64_t rows) const {
           w_.config.hidden_size};
 }
 
+bool Pass::nothing_to_do(const PackedBatch& packed) const {
+  return packed.num_rows() == 0 && model_.expert_exchange() == nullptr;
+}
+
 Pass::Slot& Pass::slot_of(int64_t layer) { return slots_[slot_of_layer_[static_cast<size_t>(layer)]]; }
 
 Status Pass::run_layer(int64_t layer, const PackedBatch& packed, MatrixView x, const PassRouting& routing,
@@ -111,12 +115,14 @@ Status Pass::run_layers(const PackedBatch& packed, const PassRouting& routing, b
 
 Status Pass::forward(const PackedBatch& packed, std::span<const float> temperatures,
                      const PassRouting& routing, const TokenLossFn& visit) {
+  if (nothing_to_do(packed)) return absl::OkStatus();
   ACCORD_RETURN_IF_ERROR(run_layers(packed, routing, false));
   return head(packed, temperatures, visit, false);
 }
 
 Status Pass::forward_backward(const PackedBatch& packed, std::span<const float> temperatures,
                               const PassRouting& routing, const TokenLossFn& loss) {
+  if (nothing_to_do(packed)) return absl::OkStatus();
   const size_t bytes = static_cast<size_t>(packed.num_rows() * w_.config.hidden_size) * sizeof(float);
   dx_.ensure(bytes);
   if (bytes > 0) std::memset(dx_.data(), 0, bytes);

@@ -69,6 +69,7 @@ class Pass {
 
   MatrixView input_of(int64_t layer, int64_t rows) const;  // num_layers: the last layer's output
   Slot& slot_of(int64_t layer);
+  bool nothing_to_do(const PackedBatch& packed) const;
 
   Workspace& w_;
   model::Model& model_;
