@@ -74,6 +74,18 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::create(const ModelConfig& config, co
 
 Status Trainer::connect(Communicator& group) { return impl_->group.connect(group); }
 
+Status Trainer::connect_experts(Communicator& group) {
+  const Shards& shards = impl_->parameters.shards();
+  const int32_t place = shards.place(shards.rank());
+  if (group.size() != shards.expert_parallel() || group.rank() != place) {
+    return internal_error("trainer: an expert group's rank {} of {} for place {} of {}", group.rank(),
+                          group.size(), place, shards.expert_parallel());
+  }
+  if (impl_->model != nullptr) ACCORD_RETURN_IF_ERROR(impl_->model->set_expert_group(&group));
+  impl_->expert_group = &group;
+  return absl::OkStatus();
+}
+
 Status Trainer::bind_arena(const WeightManifest& manifest, const void* arena) {
   const recipe::BackwardMode mode = impl_->options.backward;
   ACCORD_RETURN_IF_ERROR(check_backward(manifest, mode));
@@ -81,6 +93,7 @@ Status Trainer::bind_arena(const WeightManifest& manifest, const void* arena) {
   ACCORD_ASSIGN_OR_RETURN(model::PolicyWeights weights, model::bind_weights(impl_->config, manifest, arena));
   ACCORD_ASSIGN_OR_RETURN(impl_->model, model::Model::create(impl_->config, std::move(weights),
                                                              impl_->options.compute_dtype, impl_->pool));
+  ACCORD_RETURN_IF_ERROR(impl_->model->set_expert_group(impl_->expert_group));
   impl_->pass = std::make_unique<Pass>(impl_->workspace, *impl_->model, impl_->options.activation_bytes);
   return absl::OkStatus();
 }

@@ -117,6 +117,10 @@ class Trainer {
   // Before the first collective call, where there are several ranks. `group` must outlive the trainer or the
   // next connect().
   Status connect(Communicator& group);
+  // The same with expert_parallel > 1, besides connect(): the ranks [g*E, (g+1)*E) of this rank's expert
+  // group, in that order; another communicator than connect()'s. Steps and log-probs exchange rows over it.
+  // Errors (kInternal): another rank or size than (rank % E, E).
+  Status connect_experts(Communicator& group);
 
   // The forward reads these bytes, which must keep their address and hold Q(bf16(masters)) at every step.
   Status bind_arena(const WeightManifest& manifest, const void* arena);

@@ -35,6 +35,7 @@ struct Trainer::Impl {
   ThreadPool& pool;
   Parameters parameters;
   RankGroup group;
+  Communicator* expert_group = nullptr;  // of the ranks that share the experts; null: not connected, or alone
   Workspace workspace;
   std::unique_ptr<model::Model> model;
   std::unique_ptr<Pass> pass;
@@ -45,12 +46,14 @@ struct Trainer::Impl {
 
   // `loss(sequence, offset in its response, value)`.
   using LossFn = std::function<TokenGradient(size_t sequence, int64_t offset, const TokenValue& value)>;
-  // Runs `rounds` micro-batches: those of the step, then empty ones.
+  // Runs `rounds` micro-batches: those of the step, then empty ones. Exchanges of experts' rows end by
+  // `deadline`.
   Status run_micro_batches(const StepSequences& step, int64_t rounds, std::span<const TrainSample> routed,
-                           bool backward, const LossFn& loss, RecordedRouting& recorded);
+                           bool backward, const LossFn& loss, RecordedRouting& recorded, Deadline deadline);
   // Reduction, norm, clipping, update. `what` names the step in errors.
   StatusOr<Metrics> update(const std::string& what, Deadline deadline);
   // Whether this rank can take a step with these samples.
+  Status check_ready() const;  // bound and connected
   Status check_samples(std::span<const TrainSample> samples, bool needs_logprobs) const;
   Status check_step(std::span<const TrainSample> samples, std::span<const int64_t> places) const;
   Status check_step(std::span<const SftSample> samples, std::span<const int64_t> places) const;

@@ -61,8 +61,16 @@ void StepSequences::pack(int64_t tokens_per_microbatch) {
   micro_batches = pack_sequences(rows, tokens_per_microbatch);
 }
 
-Status Trainer::Impl::check_samples(std::span<const TrainSample> samples, bool needs_logprobs) const {
+Status Trainer::Impl::check_ready() const {
   if (pass == nullptr) return internal_error("trainer: bind_arena was not called before the first step");
+  if (options.expert_parallel > 1 && expert_group == nullptr) {
+    return internal_error("trainer: connect_experts was not called before the first step");
+  }
+  return absl::OkStatus();
+}
+
+Status Trainer::Impl::check_samples(std::span<const TrainSample> samples, bool needs_logprobs) const {
+  ACCORD_RETURN_IF_ERROR(check_ready());
   if (samples.empty() && !group.alone()) return absl::OkStatus();
   return validate_samples(samples, config, needs_logprobs);
 }
@@ -74,7 +82,7 @@ Status Trainer::Impl::check_step(std::span<const TrainSample> samples,
 }
 
 Status Trainer::Impl::check_step(std::span<const SftSample> samples, std::span<const int64_t> places) const {
-  if (pass == nullptr) return internal_error("trainer: bind_arena was not called before the first step");
+  ACCORD_RETURN_IF_ERROR(check_ready());
   if (!samples.empty() || group.alone()) ACCORD_RETURN_IF_ERROR(validate_samples(samples, config));
   return check_places(places, samples.size());
 }
@@ -86,7 +94,8 @@ Status Trainer::Impl::check_places(std::span<const int64_t> places, size_t num_s
 
 Status Trainer::Impl::run_micro_batches(const StepSequences& step, int64_t rounds,
                                         std::span<const TrainSample> routed, bool backward,
-                                        const LossFn& loss, RecordedRouting& recorded) {
+                                        const LossFn& loss, RecordedRouting& recorded, Deadline deadline) {
+  if (model->expert_exchange() != nullptr) model->expert_exchange()->set_deadline(deadline);
   const std::vector<int32_t> none;
   PackedBatch packed;
   for (int64_t round = 0; round < rounds; ++round) {
@@ -194,7 +203,7 @@ StatusOr<StepReport> Trainer::train_step(std::span<const TrainSample> samples, u
   };
   t.parameters.clear_gradients();
   RecordedRouting recorded(t.config);
-  Status ran = t.run_micro_batches(sequences, scope.rounds, samples, true, loss, recorded);
+  Status ran = t.run_micro_batches(sequences, scope.rounds, samples, true, loss, recorded, deadline);
   StepReport report;
   for (size_t s = 0; s < samples.size() && ran.ok(); ++s) {
     const auto mine = std::span(records).subspan(static_cast<size_t>(sequences.first_token[s]),
@@ -253,8 +262,8 @@ StatusOr<SftReport> Trainer::sft_step(std::span<const SftSample> samples, uint64
   };
   t.parameters.clear_gradients();
   RecordedRouting recorded(t.config);  // none
-  ACCORD_RETURN_IF_ERROR(
-      t.group.agree(t.run_micro_batches(sequences, scope.rounds, {}, true, loss, recorded), deadline));
+  ACCORD_RETURN_IF_ERROR(t.group.agree(
+      t.run_micro_batches(sequences, scope.rounds, {}, true, loss, recorded, deadline), deadline));
   ACCORD_ASSIGN_OR_RETURN(const std::vector<TokenRange> order,
                           step_order(t.group, scope, places, sequences.lengths, deadline));
   ACCORD_ASSIGN_OR_RETURN(const std::vector<double> all,
@@ -286,14 +295,14 @@ StatusOr<std::vector<std::vector<float>>> Trainer::logprobs(std::span<const Trai
   int64_t rounds = static_cast<int64_t>(sequences.micro_batches.size());
   if (t.options.expert_parallel == 1) {
     ACCORD_RETURN_IF_ERROR(valid);
-    ACCORD_RETURN_IF_ERROR(t.run_micro_batches(sequences, rounds, samples, false, visit, recorded));
+    ACCORD_RETURN_IF_ERROR(t.run_micro_batches(sequences, rounds, samples, false, visit, recorded, deadline));
     return out;
   }
   ACCORD_ASSIGN_OR_RETURN(const StepScope scope,
                           agree_on_step(t.group, t.parameters.shards(), valid,
                                         facts_of(sequences, 0, t.optimizer_steps), {}, deadline));
-  ACCORD_RETURN_IF_ERROR(
-      t.group.agree(t.run_micro_batches(sequences, scope.rounds, samples, false, visit, recorded), deadline));
+  ACCORD_RETURN_IF_ERROR(t.group.agree(
+      t.run_micro_batches(sequences, scope.rounds, samples, false, visit, recorded, deadline), deadline));
   return out;
 }
 
