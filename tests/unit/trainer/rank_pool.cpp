@@ -1,6 +1,8 @@
 #include "unit/trainer/rank_pool.hpp"
 
 #include <atomic>
+#include <cstring>
+#include <string>
 #include <thread>
 
 #include "comm/gloo_communicator.hpp"
@@ -46,7 +48,8 @@ std::vector<Status> run_ranks(int32_t size,
 }
 
 RankPool::RankPool(const std::string& model, const TrainerOptions& options, int32_t size,
-                   const recipe::PrecisionPart& precision) {
+                   const recipe::PrecisionPart& precision)
+    : expert_parallel(options.expert_parallel) {
   for (int32_t rank = 0; rank < size; ++rank) {
     TrainerOptions mine = options;
     mine.rank = rank;
@@ -57,9 +60,17 @@ RankPool::RankPool(const std::string& model, const TrainerOptions& options, int3
 }
 
 std::vector<Status> RankPool::run(const std::function<Status(int32_t rank, Trainer& trainer)>& body) {
+  comm::InMemoryStore store;
   return run_ranks(size(), [&](int32_t rank, Communicator& communicator) -> Status {
     Trainer& trainer = *ranks[static_cast<size_t>(rank)]->trainer;
     ACCORD_RETURN_IF_ERROR(trainer.connect(communicator));
+    if (expert_parallel == 1) return body(rank, trainer);
+    comm::GlooOptions options;
+    options.group = "experts" + std::to_string(rank / expert_parallel);
+    options.rank = rank % expert_parallel;
+    options.size = expert_parallel;
+    ACCORD_ASSIGN_OR_RETURN(const auto experts, comm::GlooCommunicator::create(options, store, soon()));
+    ACCORD_RETURN_IF_ERROR(trainer.connect_experts(*experts));
     return body(rank, trainer);
   });
 }
@@ -116,6 +127,14 @@ std::vector<Metrics> RankPool::sft(const std::vector<SftSample>& samples, uint64
 void RankPool::export_weights() {
   for (const auto& fixture : ranks) {
     fixture->export_weights([this](const std::string& name) { return owner(name).master(name); });
+    // Nobody reads an expert that another place holds.
+    for (const WeightEntry& e : fixture->manifest.entries) {
+      if (fixture->trainer->holds(e.name)) continue;
+      std::byte* arena = fixture->arena->data();
+      std::memset(arena + e.data_offset, 0xff, static_cast<size_t>(e.data_bytes));
+      std::memset(arena + e.scale_offset, 0xff, static_cast<size_t>(e.scale_bytes));
+      std::memset(arena + e.outer_offset, 0xff, static_cast<size_t>(e.outer_bytes));
+    }
   }
   require_all(run([](int32_t, Trainer& trainer) { return trainer.share_originals(soon()); }));
 }

@@ -20,7 +20,7 @@ class RankPool {
            const recipe::PrecisionPart& precision = {});
 
   int32_t size() const { return static_cast<int32_t>(ranks.size()); }
-  // One call on every rank, with a fresh group.
+  // One call on every rank, with a fresh group, and fresh expert groups.
   std::vector<Status> run(const std::function<Status(int32_t rank, Trainer& trainer)>& body);
 
   // Every rank's report of a step on its share of the samples. `assigned`: the rank of each sample.
@@ -33,7 +33,8 @@ class RankPool {
   Step train(const std::vector<TrainSample>& samples, uint64_t step);  // balanced
   std::vector<Metrics> sft(const std::vector<SftSample>& samples, uint64_t step);
 
-  // Masters into every rank's arena, and originals to those who need them.
+  // Masters into every rank's arena, and originals to those who need them. Experts that a rank does not hold
+  // are NaN there.
   void export_weights();
 
   // Of the owner.
@@ -41,6 +42,7 @@ class RankPool {
   std::vector<float> masters();    // canonical order
   std::vector<float> gradients();  // the same
 
+  const int32_t expert_parallel;
   std::vector<std::unique_ptr<Fixture>> ranks;
 };
 

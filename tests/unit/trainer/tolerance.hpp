@@ -17,13 +17,13 @@ inline constexpr double kStepUpdate = 1e-6;    // absolute, where |gradient| > 1
 inline constexpr double kBf16Gradient = 0.05;
 inline constexpr double kMxfp8Gradient = 0.3;
 inline constexpr double kNvfp4Gradient = 0.8;
-// Gradients with experts on several places against one place, relative Frobenius norm per tensor: matrix
-// products of other row counts may sum in another order, and bf16 operands round now and then differently.
-inline constexpr double kExchange = 2e-5;
 
 // Several ranks against one, every sample a micro-batch of its own, so that the terms of a gradient have the
 // same bits and fp32 sums are taken in another order: at most n u of the sum of the terms' magnitudes, where
 // n, the rows of a sample and the samples, is below 100 here and u = 2^-24. Relative Frobenius norm.
 inline constexpr double kRankGradient = 100.0 / (1 << 24);
+// Gradients with experts on several places against one place, relative Frobenius norm per tensor: matrix
+// products of other row counts may sum in another order, and bf16 operands round now and then differently.
+inline constexpr double kExchange = 2e-5;
 
 }  // namespace accord::trainer::tolerance
