@@ -14,6 +14,12 @@ if(ACCORD_SANITIZE)
     # Under sanitizers GCC 12 takes <regex> (in Catch2) for uninitialized (GCC bug 105616).
     $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   target_link_options(accord_flags INTERFACE -fsanitize=${ACCORD_SANITIZE})
+  # Options and suppressions, in every program.
+  set(ACCORD_SANITIZER_DIR ${CMAKE_SOURCE_DIR}/tests/sanitizers)
+  add_library(accord_sanitizer_options OBJECT ${ACCORD_SANITIZER_DIR}/options.cpp)
+  target_compile_definitions(accord_sanitizer_options PRIVATE ACCORD_SUPPRESSIONS="${ACCORD_SANITIZER_DIR}")
+  target_sources(accord_flags INTERFACE
+    $<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:$<TARGET_OBJECTS:accord_sanitizer_options>>)
 endif()
 if(ACCORD_FUZZ)
   target_compile_options(accord_flags INTERFACE -fsanitize=fuzzer-no-link)

@@ -24,8 +24,8 @@ Status check_identity(const grpc::ServerContext& context, const Identity& expect
 // Channel with keepalive and the message limit; plaintext, so loopback addresses only.
 std::shared_ptr<grpc::Channel> make_channel(const std::string& address);
 
-// For every server that such channels reach. By default a gRPC server takes the pings of a silent call, such as
-// a long Generate or Train, for abuse and closes the connection.
+// For every server that such channels reach. By default a gRPC server takes the pings of a silent call, such
+// as a long Generate or Train, for abuse and closes the connection.
 void allow_keepalive(grpc::ServerBuilder& builder);
 
 // Refuses a listening address that is not loopback: this version has no credentials. HOST:PORT.

@@ -20,7 +20,8 @@ import time
 import traceback
 
 SOURCE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
-PATIENCE = 180  # seconds that a command or a wait may take on a busy machine before the test gives up
+TIME_FACTOR = float(os.environ.get("ACCORD_TIME_FACTOR", "1"))  # of sanitizer builds; tests/CMakeLists.txt sets it
+PATIENCE = 180 * TIME_FACTOR  # seconds that a command or a wait may take on a busy machine before the test gives up
 
 # The exit codes of docs/interfaces.md.
 USAGE, BAD_DATA, UNAVAILABLE, WORKER_LOST, RUN_LOCKED, IO, DRAINED, BAD_RECIPE = 64, 65, 69, 71, 73, 74, 75, 78
@@ -140,6 +141,18 @@ def processes_with(text):
             if text in line:
                 found[int(entry)] = line.strip()
     return found
+
+
+def collect_sanitizer_reports(directory):
+    """From now on the sanitizers of all processes, workers too, report into files there."""
+    for name in ("TSAN_OPTIONS", "ASAN_OPTIONS", "LSAN_OPTIONS", "UBSAN_OPTIONS"):
+        kept = [option for option in os.environ.get(name, "").split(":") if option and "log_path=" not in option]
+        os.environ[name] = ":".join([*kept, f"log_path={directory}/sanitizer"])
+
+
+def require_no_sanitizer_reports(directory):
+    reports = [read(path) for path in sorted(glob.glob(directory + "/sanitizer.*"))]
+    require(not reports, f"{len(reports)} processes with sanitizer reports; the first:\n{''.join(reports[:1])}")
 
 
 class Run:
@@ -318,6 +331,7 @@ def make_inputs(program, directory):
     scratch = directory + ".tmp"
     shutil.rmtree(scratch, ignore_errors=True)
     os.makedirs(scratch)
+    collect_sanitizer_reports(scratch)
     quickstart = os.path.join(SOURCE, "configs/quickstart")
     data = os.path.join(scratch, "data")
     subprocess.run([sys.executable, os.path.join(SOURCE, "scripts/make_arithmetic.py"), data, "--first", "10",
@@ -334,6 +348,7 @@ def make_inputs(program, directory):
                 "optimizer": {"lr": 3.0e-3, "warmup_steps": 20, "betas": [0.9, 0.95], "weight_decay": 0.0}}})
     os.rename(warm.checkpoint(1) + "/hf", os.path.join(scratch, "model"))
     shutil.rmtree(warm.path)
+    require_no_sanitizer_reports(scratch)
     shutil.rmtree(directory, ignore_errors=True)
     os.rename(scratch, directory)
 
@@ -367,8 +382,10 @@ def main(names):
             os.makedirs(directory)
             test = Test(program, inputs, directory)
             begin = time.monotonic()
+            collect_sanitizer_reports(directory)
             try:
                 function(test)
+                require_no_sanitizer_reports(directory)
                 outcome = "ok"
             except Exception as error:  # pylint: disable=broad-except
                 failed.append(name)

@@ -7,9 +7,9 @@
 #include <string_view>
 
 #include "base/log.hpp"
+#include "base/strict_json.hpp"
 #include "text/byte_level.hpp"
 #include "text/dataset.hpp"
-#include "base/strict_json.hpp"
 #include "text/sft_dataset.hpp"
 #include "text/utf8.hpp"
 
