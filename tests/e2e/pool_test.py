@@ -105,7 +105,8 @@ def case_lost_trainer(t):
     os.kill(pids["trainer/2"], signal.SIGKILL)
     controller.wait(expect=WORKER_LOST)
     require_parts(controller.log(), ["trainer/2 was lost"], "the message")
-    harness.wait_for(lambda: not harness.processes_with(address), "the end of the run's processes", timeout=15 * harness.TIME_FACTOR)
+    harness.wait_for(lambda: not harness.processes_with(address), "the end of the run's processes",
+                     timeout=15 * harness.TIME_FACTOR)
     steps = len(run.steps())
     t.accord("run", t.recipe("lost", pool(4, 2)), "--resume", "--steps", str(steps + 1))
 
