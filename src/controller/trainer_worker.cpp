@@ -145,7 +145,7 @@ Status TrainerWorkerImpl::join(const GroupJob& job) {
     }
     case GroupRole::kExperts: {
       ACCORD_ASSIGN_OR_RETURN(experts_group_, join_group(job, store_));
-      return internal_error("group '{}': no expert parallelism", job.group);
+      return trainer_->connect_experts(*experts_group_);
     }
   }
   return internal_error("group '{}' has an unknown role", job.group);
@@ -277,7 +277,8 @@ StatusOr<Metrics> TrainerWorkerImpl::train_samples(const TrainJob& job) {
     }
     ACCORD_ASSIGN_OR_RETURN(std::vector<trainer::TrainSample> samples, gather(job, mine));
     if (recipe.algorithm.importance_correction != recipe::ImportanceCorrection::kNone) {
-      ACCORD_ASSIGN_OR_RETURN(std::vector<std::vector<float>> old, trainer_->logprobs(samples));
+      ACCORD_ASSIGN_OR_RETURN(std::vector<std::vector<float>> old,
+                              trainer_->logprobs(samples, Deadline::after(job.timeout)));
       for (size_t i = 0; i < samples.size(); ++i) {
         samples[i].old_logprobs = std::move(old[i]);
       }

@@ -36,8 +36,6 @@ constexpr NotBuilt kNotBuilt[] = {
      "rollout on CUDA", "auto or cpu"},
     {"trainer.device", [](const Recipe& r) { return r.trainer.device == DeviceChoice::kCuda; },
      "training on CUDA", "auto or cpu"},
-    {"trainer.expert_parallel", [](const Recipe& r) { return r.trainer.expert_parallel > 1; },
-     "expert parallelism", "auto"},
     {"trainer.expert_tensor_parallel", [](const Recipe& r) { return r.trainer.expert_tensor_parallel != 1; },
      "expert tensor parallelism", "1"},
     {"algorithm.kl_coefficient", [](const Recipe& r) { return r.algorithm.kl_coefficient != 0.0; },

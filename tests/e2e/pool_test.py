@@ -70,6 +70,21 @@ def case_any_number_of_trainers(t):
     t.note(f"2, 3, 4 trainers: the loss of one trainer, bit by bit; grad_norm differs by {differences}")
 
 
+def case_expert_parallel(t):
+    """Experts spread over trainers: the forward is the same to the bit."""
+    spread = {}
+    for places in (1, 2, 4):
+        changes = pool(4, 2, **{"run.steps": 3, "trainer.expert_parallel": places, "precision": MIXED})
+        spread[places] = t.train(f"places-{places}", changes)
+        require_equal_policy(spread[places], f"{places} places")
+        require_same(t.train(f"places-{places}-again", changes), spread[places], f"{places} places again")
+        for name in FORWARD_ONLY:
+            require_equal(spread[places].steps()[1][name], spread[1].steps()[1][name], f"{places} places: {name}")
+        norms = [spread[p].steps()[1]["train/grad_norm"] for p in (places, 1)]
+        require(abs(norms[0] / norms[1] - 1) < 1e-5, f"{places} places: grad_norm {norms[0]}, one place {norms[1]}")
+    t.note("4 trainers with 1, 2 and 4 places: the same loss, bit by bit, equal_fraction 1, each twice the same")
+
+
 def case_fewer_samples_than_trainers(t):
     run = t.train("few", pool(4, 2, **{"run.steps": 3, "rollout.prompts_per_step": 1, "rollout.samples_per_prompt": 3}))
     require_equal(len(run.steps()), 3, "steps")
@@ -117,6 +132,15 @@ def case_replay(t):
                                             "trainer.updates_per_step": 2}))
     result = json.loads(t.accord("replay", run.path, "--step", "3", "--json").out)
     require(result["equal"], f"the replay of step 3: {result}")
+
+
+def case_refused(t):
+    for changes, parts in (
+            ({"trainer.expert_parallel": 3, "trainer.workers": 4}, ["trainer.expert_parallel", "3", "4"]),
+            ({"trainer.expert_parallel": 2, "trainer.workers": 1}, ["trainer.expert_parallel"]),
+            ({"trainer.expert_parallel": 16, "trainer.workers": 16}, ["expert_parallel", "experts"])):
+        error = t.accord("plan", t.recipe("refused", changes), expect=harness.BAD_RECIPE).error()
+        require_parts(error, parts, str(changes))
 
 
 if __name__ == "__main__":
