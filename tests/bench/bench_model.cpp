@@ -115,8 +115,9 @@ void bench_linear(double peak) {
         std::vector<BF16> y(static_cast<size_t>(m * n));
         const double t = seconds([&] {
           const kernels::WorkspacePool::Lease lease = scratch.acquire();
-          kernels::linear(kernels::make_operand(matrix_view(x.data(), m, k), weight.activation_format(), *lease), weight,
-                          matrix_view(y.data(), m, n), nullptr, scratch);
+          kernels::linear(
+              kernels::make_operand(matrix_view(x.data(), m, k), weight.activation_format(), *lease), weight,
+              matrix_view(y.data(), m, n), nullptr, scratch);
         });
         report(fmt::format("linear {} M={} N={} K={} ({:.2f} us)",
                            format == WeightFormat::kBF16 ? "bf16 " : "mxfp8", m, n, k, t * 1e6),

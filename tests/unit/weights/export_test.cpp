@@ -245,7 +245,8 @@ TEST_CASE("a master that is not finite in BF16 is refused by name, and the arena
     CHECK(exit_code(status) == ExitCode::kBadData);
     CHECK(std::string(message_of(status)).find(name + ": the master at row 3, column 17 is ") == 0);
     CHECK(std::memcmp(before.data(), e.arena->data(), before.size()) == 0);
-    CHECK_FALSE(export_weights(e.manifest, e.plan, borrow(masters), *e.arena, pool, {.check_first = false}).ok());
+    CHECK_FALSE(
+        export_weights(e.manifest, e.plan, borrow(masters), *e.arena, pool, {.check_first = false}).ok());
   }
 }
 
