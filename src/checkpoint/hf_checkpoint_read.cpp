@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -178,7 +179,14 @@ StatusOr<Dtype> HfCheckpoint::dtype(std::string_view name) const {
 
 Status HfCheckpoint::read_f32(std::string_view name, int64_t first, std::span<float> out) const {
   ACCORD_ASSIGN_OR_RETURN(const Source source, source_of(name, first, out.size()));
-  return annotate(convert_to_f32(*source.tensor, source.first, out), dir_);
+  ACCORD_RETURN_IF_ERROR(annotate(convert_to_f32(*source.tensor, source.first, out), dir_));
+  const auto bad = std::find_if(out.begin(), out.end(), [](float value) { return !std::isfinite(value); });
+  if (bad != out.end()) {
+    return data_error("{}: tensor '{}' holds {} at element {}; weights must be finite",
+                      tensors_.file_of(source.tensor->name), printable(source.tensor->name), *bad,
+                      source.first + (bad - out.begin()));
+  }
+  return absl::OkStatus();
 }
 
 Status HfCheckpoint::read_f32(std::string_view name, std::span<float> out) const {

@@ -1,5 +1,7 @@
 #include "cli/command.hpp"
 
+#include <charconv>
+
 namespace accord::cli {
 namespace {
 
@@ -20,6 +22,19 @@ CLI::Validator positive_number() {
 
 CLI::Validator nonnegative_number() {
   return number_check("NONNEGATIVE", "0 or more", [](double value) { return value >= 0.0; });
+}
+
+CLI::Validator seed_number() {
+  return {[](std::string& text) {
+            uint64_t value = 0;
+            const char* const end = text.data() + text.size();
+            const auto parsed = std::from_chars(text.data(), end, value);
+            const bool padded = text.size() > 1 && text[0] == '0';  // the library would read it as octal
+            const bool good = parsed.ec == std::errc() && parsed.ptr == end && !padded;
+            return good ? std::string()
+                        : fmt::format("must be a whole number from 0 to 2^64-1, is '{}'", text);
+          },
+          "SEED"};
 }
 
 }  // namespace accord::cli

@@ -17,5 +17,6 @@ std::string build_id();
 // Ranges of numbers; the messages of CLI11's own would spell out the largest double.
 CLI::Validator positive_number();
 CLI::Validator nonnegative_number();
+CLI::Validator seed_number();  // a whole number of 64 bits
 
 }  // namespace accord::cli

@@ -11,6 +11,7 @@ void add_status(CLI::App& app, Action& action);
 void add_watch(CLI::App& app, Action& action);
 void add_drain(CLI::App& app, Action& action);
 void add_checkpoint(CLI::App& app, Action& action);
+void add_verify_weights(CLI::App& app, Action& action);
 void add_stop(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_init_model(CLI::App& app, Action& action);

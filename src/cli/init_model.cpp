@@ -56,6 +56,7 @@ void add_init_model(CLI::App& app, Action& action) {
   command->add_option("config", arguments->config, "A config.json (Llama, Qwen3 or Qwen3-MoE)")->required();
   command->add_option("out", arguments->out, "The checkpoint directory to create")->required();
   command->add_option("--seed", arguments->seed, "Each parameter's values depend on this and on its name")
+      ->check(seed_number())
       ->capture_default_str();
   command->add_option("--tokenizer", arguments->tokenizer,
                       "A directory whose tokenizer files are copied into the checkpoint");

@@ -29,7 +29,9 @@ void add_local_engine_options(CLI::App& command, LocalEngineArguments& arguments
       ->capture_default_str();
   command.add_option("--stop", arguments.stop, "Text that ends a sample (may be given several times)")
       ->allow_extra_args(false);
-  command.add_option("--seed", arguments.seed, "Seed of the draws")->capture_default_str();
+  command.add_option("--seed", arguments.seed, "Seed of the draws")
+      ->check(seed_number())
+      ->capture_default_str();
   command.add_option("--dtype", arguments.dtype,
                      "Compute dtype: float32 or bfloat16 (default: the recipe's, or bfloat16)");
   command.add_option("--recipe", arguments.recipe,

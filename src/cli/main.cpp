@@ -21,6 +21,7 @@ int main(int argc, char** argv) {
   cli::add_watch(app, action);
   cli::add_drain(app, action);
   cli::add_checkpoint(app, action);
+  cli::add_verify_weights(app, action);
   cli::add_stop(app, action);
   cli::add_plan(app, action);
   cli::add_init_model(app, action);

@@ -16,6 +16,7 @@
 #include "controller/run_inputs.hpp"
 #include "recipe/recipe.hpp"
 #include "reward/reward.hpp"
+#include "rpc/identity.hpp"
 #include "text/chat_template.hpp"
 #include "trainer/shards.hpp"
 #include "weights/manifest.hpp"
@@ -92,6 +93,7 @@ void check_surroundings(DryRun& run) {
   const Status chat =
       text::ChatTemplate::resolve(recipe.data.chat_template, recipe.model.checkpoint).status();
   refuse_unless_ok(chat.ok() ? chat : annotate(chat, "data.chat_template"), run.refused);
+  refuse_unless_ok(annotate(rpc::check_loopback(recipe.monitor.listen), "monitor.listen"), run.refused);
   refuse_unless_ok(check_file("data.train.path", recipe.data.train.path), run.refused);
   for (size_t i = 0; i < recipe.data.eval.size(); ++i) {
     refuse_unless_ok(check_file(fmt::format("data.eval.{}.path", i).c_str(), recipe.data.eval[i].path),

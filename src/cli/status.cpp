@@ -125,6 +125,36 @@ Status checkpoint(const Arguments& arguments) {
   return absl::OkStatus();
 }
 
+Status verify_weights(const Arguments& arguments) {
+  ACCORD_ASSIGN_OR_RETURN(const controller::WeightCheck check, rpc::verify_weights(arguments.address));
+  if (arguments.json) {
+    nlohmann::ordered_json json;
+    json["version"] = check.version;
+    json["workers"] = check.workers;
+    json["tensors"] = check.tensors;
+    json["differences"] = nlohmann::ordered_json::array();
+    for (const controller::WeightDifference& d : check.differences) {
+      json["differences"].push_back(
+          {{"worker", d.worker}, {"tensor", d.tensor}, {"ledger", d.ledger}, {"held", d.held}});
+    }
+    fmt::print("{}\n", json.dump());
+  } else {
+    for (const controller::WeightDifference& d : check.differences) {
+      fmt::print("{} {}: {} in the ledger, {} held\n", d.worker, d.tensor, d.ledger, d.held);
+    }
+    if (check.differences.empty()) {
+      fmt::print("version {}: all {} tensors of all {} workers are the ledger's\n", check.version,
+                 check.tensors, check.workers);
+    }
+  }
+  if (check.differences.empty()) {
+    return absl::OkStatus();
+  }
+  const controller::WeightDifference& first = check.differences.front();
+  return data_error("version {}: {} differences from the ledger, the first on {}{}{}", check.version,
+                    check.differences.size(), first.worker, first.tensor.empty() ? "" : " in ", first.tensor);
+}
+
 std::shared_ptr<Arguments> add_address(CLI::App& command) {
   auto arguments = std::make_shared<Arguments>();
   command.add_option("address", arguments->address, "The controller's status address")
@@ -161,6 +191,14 @@ void add_checkpoint(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("checkpoint", "Write a checkpoint after the current step");
   const auto arguments = add_address(*command);
   command->callback([arguments, &action] { action = [arguments] { return checkpoint(*arguments); }; });
+}
+
+void add_verify_weights(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand(
+      "verify-weights", "Compare what all workers of a run hold with its ledger, after the current step");
+  const auto arguments = add_address(*command);
+  command->add_flag("--json", arguments->json, "As JSON");
+  command->callback([arguments, &action] { action = [arguments] { return verify_weights(*arguments); }; });
 }
 
 void add_stop(CLI::App& app, Action& action) {

@@ -10,6 +10,7 @@
 #include "controller/groups.hpp"
 #include "controller/policy_setup.hpp"
 #include "controller/update_channel.hpp"
+#include "controller/weight_check.hpp"
 #include "device/thread_pool.hpp"
 #include "model/forward.hpp"
 #include "rollout/engine.hpp"
@@ -28,6 +29,7 @@ class RolloutWorkerImpl final : public RolloutWorker {
   StatusOr<SetupReport> setup(const SetupJob& job) override;
   Status join(const GroupJob& job) override;
   StatusOr<SyncReport> sync(const SyncJob& job) override;
+  StatusOr<HeldWeights> held_weights() override;
   Status generate(const GenerateJob& job, const OnSample& on_sample) override;
   StatusOr<std::vector<Sample>> fetch(std::span<const SampleKey> keys) override;
   Status release(uint64_t step) override;
@@ -103,6 +105,13 @@ StatusOr<SyncReport> RolloutWorkerImpl::sync(const SyncJob& job) {
   corrupt_if_asked(job.version);
   engine_->set_weight_version(report.version);
   return SyncReport{report.version, report.bytes, report.attempts};
+}
+
+StatusOr<HeldWeights> RolloutWorkerImpl::held_weights() {
+  if (!receiver_) {
+    return internal_error("weights were asked for before setup");
+  }
+  return hold_weights(receiver_->version(), policy_->manifest, *arena_, *pool_);
 }
 
 // The negative control of the equality check (recipe key debug.corrupt_rollout): without the digests'

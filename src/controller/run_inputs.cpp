@@ -17,7 +17,7 @@ text::OnBad to_text(recipe::OnBad policy) {
 Status check_labels(const text::Dataset& data, const std::string& path, const reward::Scorer& scorer) {
   for (int64_t i = 0; i < data.size(); ++i) {
     if (const Status status = scorer.check_label(data.at(i).label); !status.ok()) {
-      return annotate(status, fmt::format("{}: record {}", path, data.at(i).id + 1));
+      return annotate(status, fmt::format("{}:{}", path, data.line(i)));
     }
   }
   return absl::OkStatus();

@@ -117,6 +117,33 @@ bool RunState::take_checkpoint_request() {
   return std::exchange(checkpoint_requested_, false);
 }
 
+StatusOr<WeightCheck> RunState::wait_weight_check(const std::function<bool()>& give_up) {
+  constexpr std::chrono::milliseconds kPoll{200};
+  std::unique_lock lock(mutex_);
+  const uint64_t mine = ++weight_checks_asked_;
+  while (weight_checks_answered_ < mine) {
+    if (finished_ || give_up()) {
+      return unavailable_error("the run ended before its weights could be verified");
+    }
+    changed_.wait_for(lock, kPoll);
+  }
+  return weight_check_;
+}
+
+std::optional<uint64_t> RunState::weight_check_requested() const {
+  const std::lock_guard lock(mutex_);
+  return weight_checks_asked_ > weight_checks_answered_ ? std::optional(weight_checks_asked_) : std::nullopt;
+}
+
+void RunState::answer_weight_check(uint64_t request, const StatusOr<WeightCheck>& answer) {
+  {
+    const std::lock_guard lock(mutex_);
+    weight_checks_answered_ = request;
+    weight_check_ = answer;
+  }
+  changed_.notify_all();
+}
+
 uint64_t RunState::effective_step() const {
   const std::lock_guard lock(mutex_);
   // Between steps there is no running one to wait for.

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 
 #include "base/deadline.hpp"
 #include "base/flow.hpp"
+#include "base/status.hpp"
 
 namespace accord::controller {
 
@@ -39,6 +41,20 @@ struct RunSnapshot {
   std::vector<WorkerState> workers;
   std::vector<std::string> warnings;
   std::optional<StepRecord> last;
+};
+
+struct WeightDifference {
+  std::string worker;
+  std::string tensor;  // empty: another version, or other tensors
+  std::string ledger;  // digests, or in words
+  std::string held;
+};
+
+struct WeightCheck {
+  uint64_t version = 0;
+  size_t workers = 0;
+  size_t tensors = 0;  // of each worker
+  std::vector<WeightDifference> differences;
 };
 
 struct StopRequest {
@@ -74,6 +90,14 @@ class RunState {
   void request_checkpoint();
   bool take_checkpoint_request();
 
+  // Asks the loop to compare all workers' weights with the ledger after the running step, and waits for that.
+  // Errors: the check's own; kUnavailable when the run ends before, or `give_up` (asked a few times a
+  // second).
+  StatusOr<WeightCheck> wait_weight_check(const std::function<bool()>& give_up);
+  // The loop's side: the newest request that is not answered yet, and the answer to it and all before it.
+  std::optional<uint64_t> weight_check_requested() const;
+  void answer_weight_check(uint64_t request, const StatusOr<WeightCheck>& answer);
+
   // The step after which a request made now takes effect.
   uint64_t effective_step() const;
 
@@ -85,6 +109,9 @@ class RunState {
   std::vector<StepRecord> records_;
   std::optional<StopRequest> stop_;
   bool checkpoint_requested_ = false;
+  uint64_t weight_checks_asked_ = 0;
+  uint64_t weight_checks_answered_ = 0;
+  StatusOr<WeightCheck> weight_check_ = WeightCheck();
   bool finished_ = false;
 };
 

@@ -13,6 +13,7 @@
 #include "controller/samples_file.hpp"
 #include "controller/step_metrics.hpp"
 #include "controller/trainer_pool.hpp"
+#include "controller/weight_check.hpp"
 #include "telemetry/metrics_writer.hpp"
 #include "telemetry/progress.hpp"
 #include "telemetry/tensorboard.hpp"
@@ -58,6 +59,7 @@ struct StepLoop::Impl {
   Status step(uint64_t step);
   Status sync(uint64_t new_version, Metrics& metrics);
   Status save(uint64_t step);
+  void verify_weights_if_asked();
   Status train(const TrainJob& job, Metrics& metrics);
   Status evaluate(uint64_t step, bool due_only, Metrics& metrics);
   Status commit(uint64_t step, const Metrics& metrics);
@@ -85,6 +87,7 @@ Status StepLoop::Impl::run() {
   uint64_t saved = options.resume_step;
   telemetry::ProgressBar progress("steps", recipe.run.steps);
   progress.start_at(static_cast<int64_t>(done));
+  verify_weights_if_asked();
   while (done < last && !state.stop_requested()) {
     ACCORD_RETURN_IF_ERROR(annotate(step(done + 1), fmt::format("step {}", done + 1)));
     ++done;
@@ -96,6 +99,7 @@ Status StepLoop::Impl::run() {
       ACCORD_RETURN_IF_ERROR(save(done));
       saved = done;
     }
+    verify_weights_if_asked();
   }
   if (const auto request = state.stop_requested(); request && done < last) {
     if (saved != done) {  // the request came after the last look at it
@@ -110,6 +114,23 @@ Status StepLoop::Impl::run() {
   }
   state.set_phase("done");
   return absl::OkStatus();
+}
+
+// Between steps no arena changes. What is found is for whoever asked; the run goes on.
+void StepLoop::Impl::verify_weights_if_asked() {
+  const std::optional<uint64_t> request = state.weight_check_requested();
+  if (!request) {
+    return;
+  }
+  state.set_phase("verify");
+  const StatusOr<WeightCheck> check = check_weights(pools, directory.file("ledger.jsonl"), version);
+  if (check.ok()) {
+    for (const WeightDifference& d : check->differences) {
+      state.warn(fmt::format("verify-weights: {} {}: {} in the ledger, {} held", d.worker, d.tensor, d.ledger,
+                             d.held));
+    }
+  }
+  state.answer_weight_check(*request, check);
 }
 
 // Sampling alone changes no weights: there is nothing to save.

@@ -14,6 +14,7 @@
 #include "controller/step_batch.hpp"
 #include "controller/training_state.hpp"
 #include "controller/update_channel.hpp"
+#include "controller/weight_check.hpp"
 #include "device/thread_pool.hpp"
 #include "trainer/packing.hpp"
 #include "trainer/trainer.hpp"
@@ -43,6 +44,7 @@ class TrainerWorkerImpl final : public TrainerWorker {
   StatusOr<SetupReport> setup(const SetupJob& job) override;
   Status join(const GroupJob& job) override;
   StatusOr<SyncReport> sync(const SyncJob& job) override;
+  StatusOr<HeldWeights> held_weights() override;
   StatusOr<std::vector<TensorRecord>> export_weights(const ExportJob& job) override;
   StatusOr<Metrics> train(const TrainJob& job) override;
   StatusOr<Metrics> sft(const SftJob& job) override;
@@ -208,6 +210,13 @@ StatusOr<SyncReport> TrainerWorkerImpl::sync(const SyncJob& job) {
                              make_update_channel(*weights_group_, Deadline::after(job.timeout))));
     return SyncReport{report.version, report.bytes, report.attempts};
   });
+}
+
+StatusOr<HeldWeights> TrainerWorkerImpl::held_weights() {
+  if (!arena_) {
+    return internal_error("weights were asked for before setup");
+  }
+  return hold_weights(version_, policy_->manifest, *arena_, *pool_);
 }
 
 // Trajectories come from their holders, grouped by holder, and are put back into the job's order.

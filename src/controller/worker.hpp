@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -63,6 +64,16 @@ struct SyncReport {
   uint64_t version = 0;  // the version that is served from now on
   int64_t bytes = 0;
   int32_t attempts = 0;
+};
+
+// What an arena holds now, digested anew.
+struct HeldWeights {
+  std::optional<uint64_t> version;  // none: no whole version, or masters that are ahead of the arena
+  struct Tensor {
+    std::string name;
+    std::string digest;
+  };
+  std::vector<Tensor> tensors;  // manifest order
 };
 
 struct GenerateJob {
@@ -136,6 +147,7 @@ class Worker {
   virtual Status join(const GroupJob& job) = 0;
   // One end of the weight broadcast: the trainer sends, rollout workers receive and verify.
   virtual StatusOr<SyncReport> sync(const SyncJob& job) = 0;
+  virtual StatusOr<HeldWeights> held_weights() = 0;
 };
 
 class RolloutWorker : public Worker {

@@ -65,6 +65,14 @@ bool in_range(double value, RealRange range) {
   return value <= range.max && (range.min_excluded ? value > range.min : value >= range.min);
 }
 
+// 010 is eight to some readers of YAML and ten to others.
+bool has_leading_zero(std::string_view text) {
+  if (text.starts_with('-')) {
+    text.remove_prefix(1);
+  }
+  return text.size() > 1 && text[0] == '0';
+}
+
 }  // namespace
 
 void Findings::add(Location location, std::string path, std::string rule) {
@@ -119,7 +127,7 @@ std::optional<int64_t> parse_integer(std::string_view text) {
     text.remove_prefix(1);
   }
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) {
+  if (error != std::errc() || end != text.data() + text.size() || has_leading_zero(text)) {
     return std::nullopt;
   }
   return value;
@@ -248,7 +256,8 @@ void MapReader::integer(std::string_view key, int64_t& out, int64_t min, int64_t
   if (const Node* node = scalar(key, "a whole number")) {
     const auto value = node->quoted ? std::nullopt : parse_integer(node->text);
     if (!value) {
-      fail(key, fmt::format("must be a whole number, is {}", shown(*node)));
+      fail(key, fmt::format("must be a whole number{}, is {}",
+                            has_leading_zero(node->text) ? " without leading zeros" : "", shown(*node)));
     } else if (*value < min || *value > max) {
       fail(key, fmt::format("must be from {} to {}, is {}", min, max, *value));
     } else {
@@ -262,7 +271,7 @@ void MapReader::natural(std::string_view key, uint64_t& out) {
     uint64_t value = 0;
     const char* end = node->text.data() + node->text.size();
     const auto [stop, error] = std::from_chars(node->text.data(), end, value);
-    if (node->quoted || error != std::errc() || stop != end) {
+    if (node->quoted || error != std::errc() || stop != end || has_leading_zero(node->text)) {
       fail(key, fmt::format("must be a whole number from 0 to 2^64-1, is {}", shown(*node)));
       return;
     }

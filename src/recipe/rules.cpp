@@ -143,6 +143,14 @@ class Rules {
       }
       nvfp4 = nvfp4 || (config != nullptr && matcher.enabled && config->format == WeightFormat::kNVFP4);
     }
+    for (const PrecisionConfig& config : precision.configs) {
+      if (config.e5m2_gradients && precision.backward != BackwardMode::kQuantized) {
+        fail(fmt::format("precision.configs.{}.e5m2_gradients", config.name),
+             "does nothing without precision.backward quantized, since no other mode quantizes gradients "
+             "(remove "
+             "it, or choose quantized)");
+      }
+    }
     if (nvfp4 && precision.backward == BackwardMode::kQuantized) {
       fail("precision.backward",
            "quantized exists for mxfp8 only (use high_precision or dequantized with nvfp4)");

@@ -2,7 +2,8 @@
 // The controller's gRPC server: Control (for workers), Status (for users), health and reflection.
 //
 //   worker --Register--> members_ --(all there)--> wait_registered() returns
-//   worker --Attach----> one thread per worker; its end is the worker's death -> on_lost
+//   worker --Attach----> one thread per worker; its end is the worker's death -> on_lost (a worker that
+//                        leaves before all are there is only forgotten)
 #include <chrono>
 #include <functional>
 #include <map>
@@ -29,6 +30,8 @@ class ControlServer {
     std::string build;   // workers of another build are refused
     Identity identity;
     std::vector<std::string> expected;  // names of all members
+    // A worker that registered and did not attach within this time is taken for dead: another may register.
+    std::chrono::milliseconds attach_within{10'000};
   };
   using OnLost = std::function<void(const std::string& name)>;
 

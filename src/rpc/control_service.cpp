@@ -40,15 +40,24 @@ grpc::Status ControlService::Register(grpc::ServerContext*, const v1::RegisterRe
   const std::lock_guard lock(mutex_);
   const auto known = members_.find(name);
   if (known != members_.end()) {
-    // The same process asking again (its first answer was lost) is fine; another one is a duplicate.
-    if (known->second.pid != request->pid() || known->second.address != request->address()) {
-      return to_grpc(usage_error("{} is already registered by pid {} at {}", name, known->second.pid,
-                                 known->second.address));
+    // The same process asking again (its first answer was lost) is fine; another one is a duplicate, unless
+    // the first died before it attached.
+    const bool same = known->second.pid == request->pid() && known->second.address == request->address();
+    const bool vanished = attached_.count(name) == 0 &&
+                          std::chrono::steady_clock::now() - registered_at_[name] > options_.attach_within;
+    if (!same && !vanished) {
+      return to_grpc(usage_error(
+          "{} is already registered by pid {} at {}; end that process first, or start this one with "
+          "another --rank",
+          name, known->second.pid, known->second.address));
     }
-  } else {
+  }
+  if (known == members_.end() || known->second.pid != request->pid() ||
+      known->second.address != request->address()) {
     members_[name] = {name, request->address(), request->pid()};
     state_.set_worker({name, request->address(), request->pid(), "registered", 0});
     log::info("{} registered from {} (pid {})", name, request->address(), request->pid());
+    registered_at_[name] = std::chrono::steady_clock::now();
     changed_.notify_all();
   }
   reply->set_run_id(options_.identity.run_id);
@@ -64,7 +73,9 @@ grpc::Status ControlService::Attach(grpc::ServerContext* context, const v1::Atta
   const std::string name = member_name(request->pool(), request->rank());
   {
     const std::lock_guard lock(mutex_);
-    if (members_.find(name) == members_.end() || !attached_.insert(name).second) {
+    const auto member = members_.find(name);
+    if (member == members_.end() || member->second.address != request->address() ||
+        !attached_.insert(name).second) {
       return to_grpc(usage_error("{} is not registered, or attached already", name));
     }
     changed_.notify_all();
@@ -85,6 +96,14 @@ grpc::Status ControlService::Attach(grpc::ServerContext* context, const v1::Atta
   {
     const std::lock_guard lock(mutex_);
     if (shutting_down_) {
+      return grpc::Status::OK;
+    }
+    if (!complete_) {
+      members_.erase(name);
+      attached_.erase(name);
+      registered_at_.erase(name);
+      log::warn("{} left before the run began; another worker may take its place", name);
+      state_.update_worker(name, "lost", 0);
       return grpc::Status::OK;
     }
   }
@@ -153,6 +172,7 @@ StatusOr<std::map<std::string, Member>> ControlService::wait_registered(
     }
     changed_.wait_for(lock, kPollInterval);
   }
+  complete_ = true;
   return members_;
 }
 

@@ -41,6 +41,8 @@ class ControlService final : public v1::Control::Service {
   std::condition_variable changed_;
   std::map<std::string, Member> members_;
   std::set<std::string> attached_;
+  std::map<std::string, std::chrono::steady_clock::time_point> registered_at_;
+  bool complete_ = false;  // all members were there: from now on one that leaves is a loss
   std::map<std::string, std::string> store_;
   bool shutting_down_ = false;
   std::string shut_down_reason_;

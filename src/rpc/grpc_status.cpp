@@ -13,7 +13,7 @@ grpc::Status to_grpc(const Status& status) {
           std::to_string(static_cast<int>(exit_code(status)))};
 }
 
-Status from_grpc(const grpc::Status& status, const std::string& call) {
+Status from_grpc(const grpc::Status& status, const std::string& call, const std::string& deadline_key) {
   if (status.ok()) {
     return absl::OkStatus();
   }
@@ -29,8 +29,8 @@ Status from_grpc(const grpc::Status& status, const std::string& call) {
       return unavailable_error(
           "{}: no answer within its deadline ({}); is the worker stopped or overloaded? Its log says how far "
           "it "
-          "came; if it only needs longer, raise the deadlines of the recipe",
-          call, status.error_message());
+          "came; if it only needs longer, raise {}",
+          call, status.error_message(), deadline_key);
     case grpc::StatusCode::CANCELLED:
       return unavailable_error("{}: cancelled", call);
     default:

@@ -9,6 +9,8 @@ namespace accord::rpc {
 grpc::Status to_grpc(const Status& status);
 
 // `call` names what was asked of whom ("Train on trainer/0"); it starts the message.
-Status from_grpc(const grpc::Status& status, const std::string& call);
+// `deadline_key` is the recipe key that a missed deadline asks to raise.
+Status from_grpc(const grpc::Status& status, const std::string& call,
+                 const std::string& deadline_key = "the deadlines of the recipe");
 
 }  // namespace accord::rpc

@@ -104,4 +104,22 @@ StatusOr<uint64_t> checkpoint(const std::string& address) {
   return reply.step();
 }
 
+StatusOr<controller::WeightCheck> verify_weights(const std::string& address) {
+  const auto stub = v1::Status::NewStub(make_channel(address));
+  grpc::ClientContext
+      context;  // no deadline: a step may take long, and keepalive notices a controller that died
+  v1::VerifyWeightsReply reply;
+  ACCORD_RETURN_IF_ERROR(answer(stub->VerifyWeights(&context, {}, &reply),
+                                "asking the controller at " + address + " to verify the weights"));
+  controller::WeightCheck check;
+  check.version = reply.version();
+  check.workers = static_cast<size_t>(reply.workers());
+  check.tensors = static_cast<size_t>(reply.tensors());
+  for (const v1::WeightDifference& difference : reply.differences()) {
+    check.differences.push_back(
+        {difference.worker(), difference.tensor(), difference.ledger(), difference.held()});
+  }
+  return check;
+}
+
 }  // namespace accord::rpc

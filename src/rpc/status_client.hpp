@@ -27,6 +27,8 @@ Status watch(const std::string& address, const std::function<void(const controll
 // Ends the run after its current step, with a checkpoint. Returns that step. With `drain` the controller
 // exits with kDrained.
 StatusOr<uint64_t> stop(const std::string& address, const std::string& reason, bool drain);
+// Compares what all workers hold with the ledger, after the current step: waits as long as that takes.
+StatusOr<controller::WeightCheck> verify_weights(const std::string& address);
 // Asks for a checkpoint after the current step. Returns that step.
 StatusOr<uint64_t> checkpoint(const std::string& address);
 

@@ -5,6 +5,7 @@
 
 #include "base/log.hpp"
 #include "rpc/convert.hpp"
+#include "rpc/grpc_status.hpp"
 
 namespace accord::rpc {
 
@@ -50,6 +51,26 @@ grpc::Status StatusService::Checkpoint(grpc::ServerContext*, const v1::Checkpoin
   reply->set_step(state_.effective_step());
   state_.request_checkpoint();
   return grpc::Status::OK;
+}
+
+grpc::Status StatusService::VerifyWeights(grpc::ServerContext* context, const v1::VerifyWeightsRequest*,
+                                          v1::VerifyWeightsReply* reply) {
+  log::info("verification of the weights requested");
+  const StatusOr<controller::WeightCheck> check =
+      state_.wait_weight_check([context] { return context->IsCancelled(); });
+  if (check.ok()) {
+    reply->set_version(check->version);
+    reply->set_workers(static_cast<int32_t>(check->workers));
+    reply->set_tensors(static_cast<int32_t>(check->tensors));
+    for (const controller::WeightDifference& difference : check->differences) {
+      v1::WeightDifference* out = reply->add_differences();
+      out->set_worker(difference.worker);
+      out->set_tensor(difference.tensor);
+      out->set_ledger(difference.ledger);
+      out->set_held(difference.held);
+    }
+  }
+  return to_grpc(check.status());
 }
 
 }  // namespace accord::rpc

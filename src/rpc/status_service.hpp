@@ -18,6 +18,9 @@ class StatusService final : public v1::Status::Service {
   grpc::Status Checkpoint(grpc::ServerContext* context, const v1::CheckpointRequest* request,
                           v1::CheckpointReply* reply) override;
 
+  grpc::Status VerifyWeights(grpc::ServerContext* context, const v1::VerifyWeightsRequest* request,
+                             v1::VerifyWeightsReply* reply) override;
+
  private:
   controller::RunState& state_;
   const std::string build_;

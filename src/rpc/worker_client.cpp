@@ -15,9 +15,11 @@ using controller::Millis;
 // One call: identity, deadline, named wait, cancellation.
 class Call {
  public:
+  // `key` of the recipe's deadlines is the one that `timeout` comes from.
   Call(const ClientOptions& options, WaitList& waits, Canceller& canceller, const std::string& what,
-       Millis timeout)
-      : name_(what + " on " + options.name),
+       Millis timeout, const char* key)
+      : key_(std::string("deadlines.") + key),
+        name_(what + " on " + options.name),
         wait_(&waits, name_, Deadline::after(timeout)),
         scope_(canceller, context_) {
     attach_identity(context_, options.identity);
@@ -25,9 +27,10 @@ class Call {
   }
 
   grpc::ClientContext* context() { return &context_; }
-  Status result(const grpc::Status& status) const { return from_grpc(status, name_); }
+  Status result(const grpc::Status& status) const { return from_grpc(status, name_, key_); }
 
  private:
+  const std::string key_;
   std::string name_;
   grpc::ClientContext context_;
   Wait wait_;
@@ -75,14 +78,14 @@ class Client : public Base {
     request.set_manifest_digest(job.manifest_digest);
     request.set_resume_dir(job.resume_dir);
     v1::SetupReply reply;
-    Call call(options_, waits_, canceller_, "Setup", options_.setup_timeout);
+    Call call(options_, waits_, canceller_, "Setup", options_.setup_timeout, "checkpoint");
     ACCORD_RETURN_IF_ERROR(call.result(stub_->Setup(call.context(), request, &reply)));
     return controller::SetupReport{reply.device(), reply.arena_bytes(), reply.threads()};
   }
 
   Status join(const controller::GroupJob& job) override {
     v1::JoinReply reply;
-    Call call(options_, waits_, canceller_, "Join of group " + job.group, job.timeout);
+    Call call(options_, waits_, canceller_, "Join of group " + job.group, job.timeout, "register");
     return call.result(stub_->Join(call.context(), to_proto(job), &reply));
   }
 
@@ -92,9 +95,24 @@ class Client : public Base {
     request.set_manifest_digest(job.manifest_digest);
     request.set_timeout_ms(job.timeout.count());
     v1::SyncReply reply;
-    Call call(options_, waits_, canceller_, fmt::format("Sync of version {}", job.version), job.timeout);
+    Call call(options_, waits_, canceller_, fmt::format("Sync of version {}", job.version), job.timeout,
+              "sync");
     ACCORD_RETURN_IF_ERROR(call.result(stub_->Sync(call.context(), request, &reply)));
     return controller::SyncReport{reply.version(), reply.bytes(), reply.attempts()};
+  }
+
+  StatusOr<controller::HeldWeights> held_weights() override {
+    v1::HeldWeightsReply reply;
+    Call call(options_, waits_, canceller_, "HeldWeights", options_.save_timeout, "checkpoint");
+    ACCORD_RETURN_IF_ERROR(call.result(stub_->HeldWeights(call.context(), {}, &reply)));
+    controller::HeldWeights held;
+    if (reply.has_version()) {
+      held.version = reply.version();
+    }
+    for (const v1::HeldTensor& tensor : reply.tensors()) {
+      held.tensors.push_back({tensor.name(), tensor.digest()});
+    }
+    return held;
   }
 
  protected:
@@ -109,7 +127,8 @@ class RolloutClient final : public Client<controller::RolloutWorker> {
   using Client::Client;
 
   Status generate(const controller::GenerateJob& job, const OnSample& on_sample) override {
-    Call call(options_, waits_, canceller_, fmt::format("Generate of step {}", job.step), job.timeout);
+    Call call(options_, waits_, canceller_, fmt::format("Generate of step {}", job.step), job.timeout,
+              "rollout");
     const auto reader = stub_->Generate(call.context(), to_proto(job));
     v1::SampleSummary summary;
     while (reader->Read(&summary)) {
@@ -119,7 +138,7 @@ class RolloutClient final : public Client<controller::RolloutWorker> {
   }
 
   StatusOr<std::vector<Sample>> fetch(std::span<const SampleKey> keys) override {
-    Call call(options_, waits_, canceller_, "Fetch", options_.save_timeout);
+    Call call(options_, waits_, canceller_, "Fetch", options_.save_timeout, "checkpoint");
     return fetch_from(*stub_, *call.context(), keys, options_.name);
   }
 
@@ -127,7 +146,7 @@ class RolloutClient final : public Client<controller::RolloutWorker> {
     v1::ReleaseRequest request;
     request.set_step(step);
     v1::ReleaseReply reply;
-    Call call(options_, waits_, canceller_, "Release", options_.save_timeout);
+    Call call(options_, waits_, canceller_, "Release", options_.save_timeout, "checkpoint");
     return call.result(stub_->Release(call.context(), request, &reply));
   }
 };
@@ -141,7 +160,8 @@ class TrainerClient final : public Client<controller::TrainerWorker> {
     request.set_version(job.version);
     request.set_timeout_ms(job.timeout.count());
     v1::ExportReply reply;
-    Call call(options_, waits_, canceller_, fmt::format("Export of version {}", job.version), job.timeout);
+    Call call(options_, waits_, canceller_, fmt::format("Export of version {}", job.version), job.timeout,
+              "sync");
     ACCORD_RETURN_IF_ERROR(call.result(stub_->Export(call.context(), request, &reply)));
     std::vector<controller::TensorRecord> records;
     for (const v1::TensorRecord& record : reply.tensors()) {
@@ -152,14 +172,14 @@ class TrainerClient final : public Client<controller::TrainerWorker> {
 
   StatusOr<Metrics> train(const controller::TrainJob& job) override {
     v1::TrainReply reply;
-    Call call(options_, waits_, canceller_, fmt::format("Train of step {}", job.step), job.timeout);
+    Call call(options_, waits_, canceller_, fmt::format("Train of step {}", job.step), job.timeout, "train");
     ACCORD_RETURN_IF_ERROR(call.result(stub_->Train(call.context(), to_proto(job), &reply)));
     return from_proto(reply);
   }
 
   StatusOr<Metrics> sft(const controller::SftJob& job) override {
     v1::TrainReply reply;
-    Call call(options_, waits_, canceller_, fmt::format("Sft step {}", job.step), job.timeout);
+    Call call(options_, waits_, canceller_, fmt::format("Sft step {}", job.step), job.timeout, "train");
     ACCORD_RETURN_IF_ERROR(call.result(stub_->Sft(call.context(), to_proto(job), &reply)));
     return from_proto(reply);
   }
@@ -170,7 +190,7 @@ class TrainerClient final : public Client<controller::TrainerWorker> {
     request.set_save_hf(job.save_hf);
     request.set_timeout_ms(job.timeout.count());
     v1::SaveReply reply;
-    Call call(options_, waits_, canceller_, "Save to " + job.directory, job.timeout);
+    Call call(options_, waits_, canceller_, "Save to " + job.directory, job.timeout, "checkpoint");
     return call.result(stub_->Save(call.context(), request, &reply));
   }
 };

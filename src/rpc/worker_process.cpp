@@ -56,12 +56,14 @@ StatusOr<Identity> register_worker(v1::Control::Stub& stub, const WorkerProcessO
 }
 
 // OK: told to leave. Otherwise the controller is gone.
-Status stay_attached(v1::Control::Stub& stub, const WorkerProcessOptions& options, const Identity& identity) {
+Status stay_attached(v1::Control::Stub& stub, const WorkerProcessOptions& options, const std::string& address,
+                     const Identity& identity) {
   grpc::ClientContext context;
   attach_identity(context, identity);
   v1::AttachRequest request;
   request.set_pool(options.trainer ? v1::POOL_TRAINER : v1::POOL_ROLLOUT);
   request.set_rank(options.rank);
+  request.set_address(address);
   const auto reader = stub.Attach(&context, request);
   v1::AttachEvent event;
   while (reader->Read(&event)) {
@@ -101,7 +103,7 @@ Status run_worker(const WorkerProcessOptions& options, WorkerLinks& links, contr
   log::info("registered with {} (run {}, epoch {}), serving on {}", options.controller, identity.run_id,
             identity.epoch, *served_address);
 
-  const Status attached = stay_attached(*stub, options, identity);
+  const Status attached = stay_attached(*stub, options, *served_address, identity);
   if (!attached.ok()) {
     log::error("the controller is gone ({}); this worker ends", message_of(attached));
     std::_Exit(static_cast<int>(ExitCode::kWorkerLost));

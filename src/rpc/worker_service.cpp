@@ -105,6 +105,25 @@ grpc::Status WorkerService::Sync(grpc::ServerContext* context, const v1::SyncReq
   return to_grpc(report.status());
 }
 
+grpc::Status WorkerService::HeldWeights(grpc::ServerContext* context, const v1::HeldWeightsRequest*,
+                                        v1::HeldWeightsReply* reply) {
+  if (const Status status = check(context); !status.ok()) {
+    return to_grpc(status);
+  }
+  const std::lock_guard lock(state_mutex_);
+  const StatusOr<controller::HeldWeights> held = worker().held_weights();
+  if (held.ok()) {
+    reply->set_has_version(held->version.has_value());
+    reply->set_version(held->version.value_or(0));
+    for (const controller::HeldWeights::Tensor& tensor : held->tensors) {
+      v1::HeldTensor* out = reply->add_tensors();
+      out->set_name(tensor.name);
+      out->set_digest(tensor.digest);
+    }
+  }
+  return to_grpc(held.status());
+}
+
 grpc::Status WorkerService::Generate(grpc::ServerContext* context, const v1::GenerateRequest* request,
                                      grpc::ServerWriter<v1::SampleSummary>* writer) {
   if (const Status status = require_rollout(context, "Generate"); !status.ok()) {

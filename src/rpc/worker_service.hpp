@@ -21,6 +21,8 @@ class WorkerService final : public v1::Worker::Service {
   grpc::Status Join(grpc::ServerContext*, const v1::JoinRequest*, v1::JoinReply*) override;
   grpc::Status Export(grpc::ServerContext*, const v1::ExportRequest*, v1::ExportReply*) override;
   grpc::Status Sync(grpc::ServerContext*, const v1::SyncRequest*, v1::SyncReply*) override;
+  grpc::Status HeldWeights(grpc::ServerContext*, const v1::HeldWeightsRequest*,
+                           v1::HeldWeightsReply*) override;
   grpc::Status Generate(grpc::ServerContext*, const v1::GenerateRequest*,
                         grpc::ServerWriter<v1::SampleSummary>*) override;
   grpc::Status Fetch(grpc::ServerContext*, const v1::FetchRequest*,

@@ -64,6 +64,7 @@ class DatasetBuilder {
       ++data_.report_.duplicates;
     }
     data_.report_.max_tokens = std::max(data_.report_.max_tokens, static_cast<int64_t>(tokens.size()));
+    data_.lines_.push_back(line.number);
     data_.prompts_.push_back(Prompt{line.record, std::move(tokens), std::move(record->label)});
     return absl::OkStatus();
   }

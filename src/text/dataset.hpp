@@ -53,13 +53,15 @@ class Dataset {
   int64_t size() const { return static_cast<int64_t>(prompts_.size()); }
   const Prompt& at(int64_t index) const {
     return prompts_[static_cast<size_t>(index)];
-  }                                              // id: index in the file
+  }                                                                                 // id: index in the file
+  int64_t line(int64_t index) const { return lines_[static_cast<size_t>(index)]; }  // of the file, from 1
   const std::string& text(int64_t index) const;  // the prompt as it was tokenized
   const DatasetReport& report() const { return report_; }
 
  private:
   friend class DatasetBuilder;
   std::vector<Prompt> prompts_;
+  std::vector<int64_t> lines_;
   std::vector<std::string> texts_;  // distinct ones
   std::vector<uint32_t> text_of_;   // prompt -> its text
   DatasetReport report_;

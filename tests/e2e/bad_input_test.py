@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+import struct
 
 import harness
 from harness import BAD_DATA, BAD_RECIPE, IO, USAGE, require, require_equal, require_parts
@@ -69,9 +70,10 @@ def case_data(t):
 
 
 def case_labels_that_nothing_matches(t):
-    path = harness.write(t.path("train.jsonl"), json.dumps({"prompt": "1 + 1 = ?", "label": "two"}) + "\n")
+    good = json.dumps({"prompt": "1 + 1 = ?", "label": "2"})
+    path = harness.write(t.path("train.jsonl"), good + "\n\n" + good.replace('"2"', '"two"') + "\n")
     refused(t, t.recipe("run", {"data.train": {"path": path}, "reward.type": "math_dapo_integer"}), BAD_DATA,
-            [path, "record 1"])
+            [path + ":3: ", "two"])
 
 
 def case_weights(t):
@@ -92,6 +94,48 @@ def case_weights(t):
     refused(t, recipe, IO, [model])
     shutil.rmtree(model)
     refused(t, recipe, IO, [model])
+
+
+def case_weights_that_are_not_finite(t):
+    model = own_model(t)
+    path = model + "/model.safetensors"
+    content = harness.read(path, "rb")
+    size = struct.unpack("<Q", content[:8])[0]
+    begin = json.loads(content[8:8 + size])["model.norm.weight"]["data_offsets"][0] + 8 + size
+    harness.write(path, content[:begin + 6] + b"\xc0\x7f" + content[begin + 8:])  # a BF16 NaN
+    error = t.accord("run", t.recipe("run", {"model.checkpoint": model}), expect=BAD_DATA).error()
+    require_parts(error, [path, "model.norm.weight", "nan", "element 3"], "the error")
+    error = t.accord("generate", model, "--prompt", "1", expect=BAD_DATA).error()
+    require_parts(error, [path, "model.norm.weight"], "the error of generate")
+
+
+def case_plan_sees_the_address(t):
+    recipe = t.recipe("run", {"monitor": {"listen": "0.0.0.0:0"}})
+    require_parts(t.accord("plan", recipe, expect=USAGE).error(), ["monitor.listen", "loopback"], "the error")
+
+
+def case_outputs_that_are_inputs(t):
+    path = harness.write(t.path("in.jsonl"), json.dumps({"response": "Answer: 3", "label": "3"}) + "\n")
+    link = t.path("link.jsonl")
+    os.symlink(path, link)
+    for out in (path, link):
+        error = t.accord("score", "--reward", "math_dapo", path, out, expect=USAGE).error()
+        require_parts(error, ["replace the input"], "the error")
+    error = t.accord("tokenize", t.input("model"), path, link, expect=USAGE).error()
+    require_parts(error, ["replace the input"], "the error")
+    data = t.path("holdout.jsonl")
+    shutil.copy(t.input("data/holdout.jsonl"), data)
+    error = t.accord("eval", t.input("model"), "--data", data, "--reward", "math_dapo", "--output", data,
+                     expect=USAGE).error()
+    require_parts(error, ["replace the input"], "the error")
+    require_equal(harness.read(data), harness.read(t.input("data/holdout.jsonl")), "the data")
+
+
+def case_numbers(t):
+    for seed in ("-1", "010", "1.5", "18446744073709551616"):
+        error = t.accord("generate", t.input("model"), "--prompt", "1", "--seed", seed, expect=USAGE).error()
+        require_parts(error, ["--seed", seed], "the error")
+    t.accord("generate", t.input("model"), "--prompt", "1", "--max-tokens", "1", "--seed", "18446744073709551615")
 
 
 def case_model_files(t):

@@ -156,6 +156,43 @@ def case_replay_of_a_run(t):
     t.note(f"4 steps, {len(run.ledger()[0])} weights: equal; a learning rate and a log-prob that were changed show")
 
 
+def case_verify_weights(t):
+    """All arenas of a live run against its ledger; one changed byte is found, with worker and tensor."""
+    sampling = {"run.steps": 10000, "debug.mode": "rollout_only", "rollout.max_response_tokens": 4}
+    controller, run = t.start_run("sound", sampling)
+    address = controller.address()
+    check = json.loads(t.accord("verify-weights", address, "--json").out)
+    tensors = len(run.ledger()[0])
+    require_equal(check, {"version": 0, "workers": 3, "tensors": tensors, "differences": []}, "the check")
+    t.accord("stop", address)
+    controller.wait(expect=0)
+    error = t.accord("verify-weights", address, expect=harness.UNAVAILABLE).error()
+    require_parts(error, [address], "the error")
+
+    controller, run = t.start_run("trained", {"run.steps": 10000, "checkpoint.every": 0})
+    address = controller.address()
+    t.wait_status(address, lambda s: s["step"] >= 1, "step 1")
+    text = t.accord("verify-weights", address).out
+    version = int(harness.re.match(r"version (\d+): ", text).group(1))
+    require(version >= 1, text)
+    t.accord("stop", address)
+    controller.wait(expect=0)
+
+    # The first bytes of the arena are the first tensor's.
+    controller, run = t.start_run("flipped", {**sampling, "debug.corrupt_rollout": {"rank": 1, "version": 0, "byte": 14}})
+    address = controller.address()
+    result = t.accord("verify-weights", address, "--json", expect=BAD_DATA)
+    first = run.ledger()[0][0]
+    found = json.loads(result.out)["differences"]
+    require_equal([(d["worker"], d["tensor"], d["ledger"]) for d in found], [("rollout/1", *first)], "differences")
+    require(found[0]["held"] != found[0]["ledger"], "the digest of what is held")
+    require_parts(result.error(), ["rollout/1", first[0]], "the error")
+    require_parts("\n".join(t.status(address)["warnings"]), ["verify-weights", "rollout/1", first[0]], "warnings")
+    t.accord("stop", address)
+    controller.wait(expect=0)
+    t.note(f"3 workers of {tensors} tensors, versions 0 and {version}; {result.error().strip()}")
+
+
 def case_replay_of_a_batch(t):
     """The file of a step is also what `replay CKPT BATCH OUT` reads."""
     run = recorded_run(t, {"run.steps": 1})

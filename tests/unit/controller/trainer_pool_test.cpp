@@ -19,6 +19,7 @@ class FakeTrainer final : public TrainerWorker {
     groups.push_back(job);
     return absl::OkStatus();
   }
+  StatusOr<HeldWeights> held_weights() override { return HeldWeights{}; }
   StatusOr<SyncReport> sync(const SyncJob&) override { return SyncReport{}; }
   StatusOr<std::vector<TensorRecord>> export_weights(const ExportJob&) override {
     return std::vector<TensorRecord>{};

@@ -117,6 +117,14 @@ TEST_CASE("types are strict") {
   CHECK(recipe.rollout.stop == std::vector<std::string>{"a", "b\n"});
 }
 
+TEST_CASE("numbers with leading zeros are refused") {
+  for (const char* one : {"run.steps=010", "run.seed=007", "rollout.top_k=-01", "run.steps=00"}) {
+    CAPTURE(one);
+    CHECK(set_error(one).find("must be a whole number") != std::string::npos);
+  }
+  CHECK(load_set({"run.seed=0", "run.steps=10"}).run.seed == 0);
+}
+
 TEST_CASE("ranges are checked") {
   CHECK(set_error("run.steps=0").find("run.steps: must be from 1 to 1000000000, is 0") != std::string::npos);
   CHECK(set_error("rollout.temperature=0").find("0.0001") != std::string::npos);
@@ -293,6 +301,9 @@ TEST_CASE("backward modes and E5M2 gradients are chosen where the format allows 
   CHECK(load_set(with("mxfp8", "dequantized")).precision.backward == BackwardMode::kDequantized);
   CHECK(load_set(with("nvfp4", "dequantized")).precision.backward == BackwardMode::kDequantized);
   CHECK(load_set(with("mxfp8, e5m2_gradients: true", "quantized")).precision.configs.at(0).e5m2_gradients);
+  CHECK(error_of(kMinimal, with("mxfp8, e5m2_gradients: true", "high_precision"))
+            .find("precision.configs.q.e5m2_gradients: does nothing without precision.backward quantized") !=
+        std::string::npos);
   CHECK(error_of(kMinimal, with("nvfp4", "quantized")).find("precision.backward") != std::string::npos);
 }
 

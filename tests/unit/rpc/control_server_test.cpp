@@ -67,13 +67,18 @@ struct Attachment {
   std::unique_ptr<grpc::ClientReader<v1::AttachEvent>> reader;
   v1::AttachEvent event;
 
-  Attachment(v1::Control::Stub& stub, v1::Pool pool, int rank, const Identity& identity = kIdentity) {
+  Attachment(v1::Control::Stub& stub, v1::Pool pool, int rank, const Identity& identity = kIdentity,
+             int64_t pid = 0) {
     attach_identity(context, identity);
     context.set_deadline(std::chrono::system_clock::now() +
                          30s);  // ends a stream that should have been refused
     v1::AttachRequest request;
     request.set_pool(pool);
     request.set_rank(rank);
+    // The pids that these tests register with.
+    request.set_address("127.0.0.1:" + std::to_string(pid != 0                   ? pid
+                                                      : pool == v1::POOL_TRAINER ? 40
+                                                                                 : 41 + rank));
     reader = stub.Attach(&context, request);
   }
   ~Attachment() {
@@ -233,15 +238,99 @@ TEST_CASE("the wait for workers ends with all of them, or names the missing ones
   CHECK(members->at("rollout/1").address == "127.0.0.1:42");
 }
 
+TEST_CASE("a worker that leaves before the run began may be replaced") {
+  Fixture f;
+  REQUIRE(f.register_as(v1::POOL_ROLLOUT, 0, 41).ok());
+  {
+    Attachment leaves(*f.stub, v1::POOL_ROLLOUT, 0);
+    REQUIRE(leaves.read());
+    CHECK_FALSE(f.register_as(v1::POOL_ROLLOUT, 0, 51).ok());
+  }
+  REQUIRE(eventually([&] { return f.register_as(v1::POOL_ROLLOUT, 0, 51).ok(); }));
+  CHECK(f.losses().empty());
+  CHECK(f.state.snapshot().workers[0].pid == 51);
+  // The first one coming back is the duplicate now.
+  Attachment late(*f.stub, v1::POOL_ROLLOUT, 0);
+  CHECK_FALSE(late.read());
+  Attachment second(*f.stub, v1::POOL_ROLLOUT, 0, kIdentity, 51);
+  CHECK(second.read());
+}
+
+TEST_CASE("a worker that registers and never attaches blocks its place for a while only") {
+  controller::RunState state;
+  ControlServer::Options options = options_of();
+  options.attach_within = 300ms;
+  auto server = ControlServer::start(options, state, [](const std::string&) {});
+  REQUIRE(server.ok());
+  const auto stub = v1::Control::NewStub(make_channel((*server)->address()));
+  const auto register_as = [&](int64_t pid) {
+    v1::RegisterRequest request;
+    request.set_pool(v1::POOL_ROLLOUT);
+    request.set_pid(pid);
+    request.set_address("127.0.0.1:" + std::to_string(pid));
+    request.set_build("build-1");
+    v1::RegisterReply reply;
+    grpc::ClientContext context;
+    return stub->Register(&context, request, &reply).ok();
+  };
+  REQUIRE(register_as(41));
+  CHECK_FALSE(register_as(51));
+  CHECK(eventually([&] { return register_as(51); }));
+  CHECK_FALSE(register_as(41));
+}
+
+TEST_CASE("weights are verified by the loop and the answer goes to whoever asked") {
+  Fixture f;
+  const auto ask = [&] {
+    return std::async(std::launch::async, [&] { return verify_weights(f.server->address()); });
+  };
+  CHECK_FALSE(f.state.weight_check_requested());
+  auto asked = ask();
+  REQUIRE(eventually([&] { return f.state.weight_check_requested().has_value(); }));
+  controller::WeightCheck check;
+  check.version = 7;
+  check.workers = 3;
+  check.tensors = 45;
+  check.differences = {{"rollout/1", "lm_head.weight", "aa", "bb"}};
+  f.state.answer_weight_check(*f.state.weight_check_requested(), check);
+  const auto answer = asked.get();
+  REQUIRE(answer.ok());
+  CHECK(answer->version == 7);
+  CHECK(answer->workers == 3);
+  CHECK(answer->tensors == 45);
+  REQUIRE(answer->differences.size() == 1);
+  CHECK(answer->differences[0].worker == "rollout/1");
+  CHECK(answer->differences[0].tensor == "lm_head.weight");
+  CHECK(answer->differences[0].ledger == "aa");
+  CHECK(answer->differences[0].held == "bb");
+  CHECK_FALSE(f.state.weight_check_requested());
+
+  auto failed = ask();
+  REQUIRE(eventually([&] { return f.state.weight_check_requested().has_value(); }));
+  f.state.answer_weight_check(*f.state.weight_check_requested(), data_error("ledger.jsonl: is gone"));
+  CHECK(contains(text_of(failed.get().status()), "ledger.jsonl: is gone"));
+
+  auto late = ask();
+  REQUIRE(eventually([&] { return f.state.weight_check_requested().has_value(); }));
+  f.state.finish();
+  const Status ended = late.get().status();
+  CHECK(exit_code(ended) == ExitCode::kUnavailable);
+  CHECK(contains(text_of(ended), "the run ended"));
+}
+
 TEST_CASE("a connection that ends is a loss, once, until the workers are told to leave") {
   Fixture f;
   REQUIRE(f.register_as(v1::POOL_ROLLOUT, 0, 41).ok());
   REQUIRE(f.register_as(v1::POOL_ROLLOUT, 1, 42).ok());
+  REQUIRE(f.register_as(v1::POOL_TRAINER, 0, 40).ok());
   Attachment stays(*f.stub, v1::POOL_ROLLOUT, 1);
   REQUIRE(stays.read());
+  Attachment trainer(*f.stub, v1::POOL_TRAINER, 0);
+  REQUIRE(trainer.read());
   {
     Attachment leaves(*f.stub, v1::POOL_ROLLOUT, 0);
     REQUIRE(leaves.read());
+    REQUIRE(f.server->wait_registered(60s, [] { return absl::OkStatus(); }).ok());
     CHECK(f.losses().empty());
   }
   REQUIRE(eventually([&] { return !f.losses().empty(); }));

@@ -8,7 +8,9 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <thread>
 
+#include "rpc/grpc_status.hpp"
 #include "rpc/worker_client.hpp"
 #include "support/catch.hpp"
 
@@ -27,9 +29,15 @@ class FakeRollout final : public controller::RolloutWorker {
     setup_job = job;
     return data_error("model.safetensors: is truncated");
   }
-  Status join(const controller::GroupJob&) override { return absl::OkStatus(); }
+  Status join(const controller::GroupJob&) override {
+    std::this_thread::sleep_for(delay);
+    return absl::OkStatus();
+  }
   StatusOr<controller::SyncReport> sync(const controller::SyncJob& job) override {
     return controller::SyncReport{job.version, 77, 2};
+  }
+  StatusOr<controller::HeldWeights> held_weights() override {
+    return controller::HeldWeights{std::nullopt, {{"model.norm.weight", "0123"}, {"lm_head.weight", "4567"}}};
   }
   Status generate(const controller::GenerateJob& job, const OnSample& on_sample) override {
     generate_job = job;
@@ -54,6 +62,7 @@ class FakeRollout final : public controller::RolloutWorker {
     return absl::OkStatus();
   }
 
+  std::chrono::milliseconds delay{0};
   controller::SetupJob setup_job;
   controller::GenerateJob generate_job;
   std::map<SampleKey, Sample> held;
@@ -203,6 +212,23 @@ TEST_CASE("a generate job and its summaries pass unchanged") {
   CHECK(summaries[1].truncated);
   CHECK_FALSE(summaries[2].truncated);
   CHECK(summaries[0].response_text == "text");
+}
+
+TEST_CASE("what a worker holds arrives as it said, and a missed deadline names its key") {
+  Fixture f;
+  const auto held = f.client()->held_weights();
+  REQUIRE(held.ok());
+  CHECK_FALSE(held->version);
+  REQUIRE(held->tensors.size() == 2);
+  CHECK(held->tensors[1].name == "lm_head.weight");
+  CHECK(held->tensors[1].digest == "4567");
+
+  const grpc::Status late(grpc::StatusCode::DEADLINE_EXCEEDED, "late");
+  CHECK(
+      contains(from_grpc(late, "Train of step 1 on trainer/0", "deadlines.train"), "raise deadlines.train"));
+  f.worker.delay = 500ms;
+  controller::GroupJob job{controller::GroupRole::kWeights, "weights", 0, 1, controller::Millis(50)};
+  CHECK(contains(f.client()->join(job), "raise deadlines.register"));
 }
 
 TEST_CASE("trajectories arrive complete and in order, over many chunks") {
