@@ -110,13 +110,6 @@ Values random_values(PhiloxStream& random, int64_t rows, int64_t cols, double sc
   return rounded(out);
 }
 
-template <class T>
-T value_of(StatusOr<T> result) {
-  INFO(std::string(message_of(result.status())));
-  REQUIRE(result.ok());
-  return std::move(result).value();
-}
-
 // Random masters, their arena, and a workspace.
 struct Policy {
   Policy(const ModelConfig& model, const Mode& mode_, uint64_t seed)

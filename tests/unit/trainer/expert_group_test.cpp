@@ -38,17 +38,6 @@ constexpr Mode kModes[] = {
     {WeightFormat::kNVFP4, BackwardMode::kDequantized, Dtype::kF32},
 };
 
-template <class T>
-T value_of(StatusOr<T> result) {
-  INFO(std::string(message_of(result.status())));
-  REQUIRE(result.ok());
-  return std::move(result).value();
-}
-
-ModelConfig moe_config() {
-  return value_of(checkpoint::HfCheckpoint::open(std::string(ACCORD_TEST_DATA) + "/hf/qwen3_moe")).config();
-}
-
 using Lengths = std::vector<int32_t>;               // of a place's sequences
 using Gradients = std::vector<std::vector<float>>;  // per parameter
 

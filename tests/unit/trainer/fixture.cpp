@@ -9,19 +9,16 @@ namespace accord::trainer {
 
 namespace {
 
-template <class T>
-T value_of(StatusOr<T> result) {
-  INFO(std::string(message_of(result.status())));
-  REQUIRE(result.ok());
-  return std::move(result).value();
-}
-
 void require_ok(const Status& status) {
   INFO(std::string(message_of(status)));
   REQUIRE(status.ok());
 }
 
 }  // namespace
+
+ModelConfig moe_config() {
+  return value_of(checkpoint::HfCheckpoint::open(std::string(ACCORD_TEST_DATA) + "/hf/qwen3_moe")).config();
+}
 
 Fixture::Fixture(const std::string& model, const TrainerOptions& options,
                  const recipe::PrecisionPart& precision, int threads)

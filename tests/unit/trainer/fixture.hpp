@@ -11,10 +11,22 @@
 #include "checkpoint/safetensors.hpp"
 #include "device/thread_pool.hpp"
 #include "precision/plan.hpp"
+#include "support/catch.hpp"
 #include "trainer/trainer.hpp"
 #include "weights/arena.hpp"
 
 namespace accord::trainer {
+
+// Fails the test where there is none.
+template <class T>
+T value_of(StatusOr<T> result) {
+  INFO(std::string(message_of(result.status())));
+  REQUIRE(result.ok());
+  return std::move(result).value();
+}
+
+// Of the small mixture of experts.
+ModelConfig moe_config();
 
 class Fixture {
  public:

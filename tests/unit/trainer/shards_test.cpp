@@ -16,17 +16,6 @@
 namespace accord::trainer {
 namespace {
 
-template <class T>
-T value_of(StatusOr<T> result) {
-  INFO(std::string(message_of(result.status())));
-  REQUIRE(result.ok());
-  return std::move(result).value();
-}
-
-ModelConfig moe_config() {
-  return value_of(checkpoint::HfCheckpoint::open(std::string(ACCORD_TEST_DATA) + "/hf/qwen3_moe")).config();
-}
-
 // gate and up of one MLP together.
 std::vector<std::string> units_of(const ModelConfig& config) {
   std::vector<std::string> units;
