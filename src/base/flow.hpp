@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "base/expert_ids.hpp"
+
 namespace accord {
 
 // ---- prompts and samples -----------------------------------------------------------------------
@@ -45,6 +47,7 @@ struct Sample {
   // after top-k and top-p (equal to `logprobs` when neither is set).
   std::vector<float> logprobs;
   std::vector<float> sampling_logprobs;
+  ExpertIds routing;  // with routing replay; empty otherwise
 
   int32_t response_length() const { return static_cast<int32_t>(tokens.size()) - prompt_length; }
 };

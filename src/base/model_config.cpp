@@ -5,6 +5,8 @@
 namespace accord {
 namespace {
 
+constexpr int64_t kMaxExperts = 65536;  // recorded expert ids have at most two bytes
+
 void add_attention(const ModelConfig& c, int32_t layer, const std::string& prefix,
                    std::vector<ParamSpec>& out) {
   const int64_t q_width = c.num_heads * c.head_dim;
@@ -101,6 +103,9 @@ Status validate(const ModelConfig& c) {
     if (c.num_experts_per_token <= 0 || c.num_experts_per_token > c.num_experts) {
       return data_error("config.json: num_experts_per_tok is {}, must be in 1..{} (the experts)",
                         c.num_experts_per_token, c.num_experts);
+    }
+    if (c.num_experts > kMaxExperts) {
+      return data_error("config.json: num_experts is {}, must be at most {}", c.num_experts, kMaxExperts);
     }
   }
   if (!(c.rms_norm_eps > 0.0) || !(c.rope_theta > 0.0)) {

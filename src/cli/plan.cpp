@@ -13,6 +13,7 @@
 #include "cli/commands.hpp"
 #include "cli/text_io.hpp"
 #include "controller/engine_limits.hpp"
+#include "controller/model_rules.hpp"
 #include "controller/run_inputs.hpp"
 #include "recipe/recipe.hpp"
 #include "reward/reward.hpp"
@@ -86,6 +87,7 @@ void check_inputs(DryRun& run) {
 
 void check_surroundings(DryRun& run) {
   const recipe::Recipe& recipe = run.recipe;
+  refuse_unless_ok(controller::check_model_rules(recipe, run.config), run.refused);
   if (recipe.reward.type != "external") {  // already refused
     const Status scorer = reward::make_scorer(recipe.reward.type).status();
     refuse_unless_ok(scorer.ok() ? scorer : annotate(scorer, "reward.type"), run.refused);

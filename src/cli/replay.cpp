@@ -12,6 +12,7 @@
 #include "cli/commands.hpp"
 #include "cli/text_io.hpp"
 #include "controller/engine_limits.hpp"
+#include "controller/model_rules.hpp"
 #include "controller/replay_run.hpp"
 #include "precision/plan.hpp"
 #include "recipe/recipe.hpp"
@@ -131,10 +132,10 @@ StatusOr<Recorded> read_batch(const BatchFile& file, const recipe::Recipe& recip
   if (file.has("ref_logprobs")) {
     ACCORD_ASSIGN_OR_RETURN(ref, file.floats("ref_logprobs", {out.batch, out.length - 1}));
   }
-  const int64_t ids_per_token = config.num_layers * config.num_experts_per_token;
+  const int64_t ids_per_token = routing_width(config);
   std::vector<int32_t> routing;
   if (file.has("routing")) {
-    ACCORD_ASSIGN_OR_RETURN(routing, file.ints("routing", {out.batch, out.length, config.num_layers,
+    ACCORD_ASSIGN_OR_RETURN(routing, file.ints("routing", {out.batch, out.length, num_moe_layers(config),
                                                            config.num_experts_per_token}));
   }
   out.advantages.resize(static_cast<size_t>(out.batch));
@@ -153,7 +154,13 @@ StatusOr<Recorded> read_batch(const BatchFile& file, const recipe::Recipe& recip
     sample.rollout_logprobs = columns(old, out.length - 1, b, prompt[i] - 1, total[i] - 1);
     if (!ref.empty()) sample.ref_logprobs = columns(ref, out.length - 1, b, prompt[i] - 1, total[i] - 1);
     if (!routing.empty()) {
-      sample.routing = columns(routing, out.length * ids_per_token, b, 0, (total[i] - 1) * ids_per_token);
+      const auto experts = columns(routing, out.length * ids_per_token, b, 0, (total[i] - 1) * ids_per_token);
+      const auto known = [&](int32_t id) { return id >= 0 && id < config.num_experts; };
+      if (const auto bad = std::find_if_not(experts.begin(), experts.end(), known); bad != experts.end()) {
+        return data_error("{}: routing of sample {} names expert {}, must be 0 to {}", file.path(), b, *bad,
+                          config.num_experts - 1);
+      }
+      sample.routing = pack_expert_ids(experts, config.num_experts);
     }
     sample.advantage = out.advantages[i];
     sample.temperature = static_cast<float>(recipe.rollout.temperature);
@@ -291,6 +298,7 @@ Status replay(const Arguments& arguments) {
   ACCORD_ASSIGN_OR_RETURN(const checkpoint::HfCheckpoint source,
                           checkpoint::HfCheckpoint::open(arguments.checkpoint));
   const ModelConfig& config = source.config();
+  ACCORD_RETURN_IF_ERROR(controller::check_model_rules(recipe, config));
   ACCORD_ASSIGN_OR_RETURN(const BatchFile file, BatchFile::open(arguments.batch));
   ACCORD_ASSIGN_OR_RETURN(const Recorded recorded, read_batch(file, recipe, config));
   ACCORD_ASSIGN_OR_RETURN(const precision::PrecisionPlan plan,
@@ -338,7 +346,8 @@ void add_replay(CLI::App& app, Action& action) {
   command->add_option(
       "batch", arguments->batch,
       "A safetensors file: input_ids [B,T], prompt_len, total_len, rewards [B], old_logprobs "
-      "[B,T-1], optionally ref_logprobs and routing [B,T,L,k]; all names may start with step.; the "
+      "[B,T-1], optionally ref_logprobs and routing [B,T,L,k] (L: MoE layers); all names may start with "
+      "step.; the "
       "samples of a group (rollout.samples_per_prompt) are consecutive");
   command->add_option("out", arguments->out,
                       "The file to write: loss, grad_norm, clip_fraction, advantages, logprobs [B,T-1], "

@@ -72,6 +72,7 @@ StatusOr<SetupReport> RolloutWorkerImpl::setup(const SetupJob& job) {
   options.kv_cache_tokens = kv_cache_rows(recipe, 2 * config.num_layers * config.num_kv_heads *
                                                       config.head_dim * size_of(recipe.model.compute_dtype));
   options.run_seed = recipe.run.seed;
+  options.record_routing = recipe.algorithm.routing_replay;
   ACCORD_ASSIGN_OR_RETURN(
       engine_, rollout::Engine::create(*model_, options, *pool_, [this](std::span<const int32_t> ids) {
         return tokenizer_->decode(ids, true);
@@ -136,22 +137,24 @@ Status RolloutWorkerImpl::generate(const GenerateJob& job, const OnSample& on_sa
   for (size_t i = 0; i < job.prompts.size(); ++i) {
     requests.push_back({job.step, job.prompts[i], job.num_samples, job.first_sample[i], job.sampling});
   }
-  rollout::Callbacks callbacks;
-  callbacks.on_sample = [&](const Sample& sample) {
+  const auto report = [&](const Sample& sample) {
     const std::span<const int32_t> response =
         std::span(sample.tokens).subspan(static_cast<size_t>(sample.prompt_length));
     on_sample({sample.key, sample.weight_version, sample.prompt_length, sample.response_length(),
                sample.finish == FinishReason::kLength, tokenizer_->decode(response, /*skip_special=*/true)});
   };
-  if (job.keep) {
-    callbacks.on_sample = [this, report = std::move(callbacks.on_sample)](const Sample& sample) {
-      {
-        const std::lock_guard lock(held_mutex_);
-        held_[sample.key] = sample;
-      }
+  rollout::Callbacks callbacks;
+  callbacks.on_sample = [&](Sample sample) {
+    if (!job.keep) {
       report(sample);
-    };
-  }
+      return;
+    }
+    std::unique_lock lock(held_mutex_);
+    Sample& held = held_[sample.key];
+    held = std::move(sample);
+    lock.unlock();
+    report(held);
+  };
   engine_->reset_stats();
   ACCORD_RETURN_IF_ERROR(engine_->generate(requests, callbacks).status());
   const rollout::EngineStats& stats = engine_->stats();

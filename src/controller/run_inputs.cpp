@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "checkpoint/hf_checkpoint.hpp"
+#include "controller/model_rules.hpp"
 #include "text/sft_dataset.hpp"
 #include "weights/manifest.hpp"
 
@@ -125,6 +126,7 @@ StatusOr<std::unique_ptr<RunInputs>> load_run_inputs(const recipe::Recipe& recip
                           checkpoint::HfCheckpoint::open(recipe.model.checkpoint));
   inputs->config = source.config();
   ACCORD_RETURN_IF_ERROR(check_expert_parallel(recipe, inputs->config));
+  ACCORD_RETURN_IF_ERROR(check_model_rules(recipe, inputs->config));
   ACCORD_ASSIGN_OR_RETURN(inputs->plan, precision::build_plan(inputs->config, recipe.precision));
   ACCORD_ASSIGN_OR_RETURN(inputs->manifest, weights::build_manifest(inputs->config, inputs->plan));
   StatusOr<std::unique_ptr<reward::Scorer>> scorer = reward::make_scorer(recipe.reward.type);

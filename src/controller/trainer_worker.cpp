@@ -17,6 +17,7 @@
 #include "controller/weight_check.hpp"
 #include "device/thread_pool.hpp"
 #include "trainer/packing.hpp"
+#include "trainer/samples.hpp"
 #include "trainer/trainer.hpp"
 #include "trainer/updates.hpp"
 #include "weights/arena.hpp"
@@ -254,6 +255,11 @@ StatusOr<std::vector<trainer::TrainSample>> TrainerWorkerImpl::gather(const Trai
       out.tokens = std::move(sample.tokens);
       out.prompt_length = sample.prompt_length;
       out.rollout_logprobs = std::move(sample.logprobs);
+      if (policy_->recipe.algorithm.routing_replay) {
+        out.routing = std::move(sample.routing);
+        ACCORD_RETURN_IF_ERROR(annotate(trainer::check_recorded_routing(out, policy_->hf.model),
+                                        fmt::format("{} sent {}", holder, trainer::describe(out.key))));
+      }
       out.advantage = ref.advantage;
       out.temperature = static_cast<float>(policy_->recipe.rollout.temperature);
     }

@@ -42,8 +42,6 @@ constexpr NotBuilt kNotBuilt[] = {
      "a KL term in the loss", "0.0"},
     {"algorithm.reference_kl", [](const Recipe& r) { return r.algorithm.reference_kl; },
      "the KL distance from a reference model", "false"},
-    {"algorithm.routing_replay", [](const Recipe& r) { return r.algorithm.routing_replay; }, "routing replay",
-     "false"},
     {"precision.trainer_forward",
      [](const Recipe& r) { return r.precision.trainer_forward != TrainerForward::kSame; },
      "a trainer forward that differs from the rollout's", "same"},

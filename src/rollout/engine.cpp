@@ -64,7 +64,6 @@ struct Engine::Impl {
     logits_rows =
         std::min(std::max(kLogitsBytes / row_bytes, kMinLogitsRows), int64_t{options.max_batch_rows});
     logits.ensure(static_cast<size_t>(logits_rows * row_bytes));
-    record_routing = options.record_routing && policy->routing_width() > 0;
     reset_stats();
   }
 
@@ -76,7 +75,7 @@ struct Engine::Impl {
 
   std::vector<Sequence> make_sequences(std::span<const Request> requests) const;
   Status run(std::vector<Sequence>& sequences, const Callbacks& callbacks, const std::stop_token& stop);
-  void keep_routing(const Scheduler& scheduler, std::vector<Sequence>& sequences);
+  void keep_routing(const Scheduler& scheduler, std::vector<Sequence>& sequences) const;
   Status draw_all(std::span<const Scheduler::Draw> draws, std::span<const Sequence> sequences);
   Status draw_piece(std::span<const Scheduler::Draw> draws, std::span<const Sequence> sequences,
                     MatrixView rows);
@@ -89,7 +88,6 @@ struct Engine::Impl {
   PagePool pages;
   uint64_t version = 0;
   EngineStats stats;
-  bool record_routing = false;
   // Reused between steps.
   int64_t logits_rows = 0;
   Buffer logits;
@@ -124,6 +122,7 @@ Status Engine::Impl::run(std::vector<Sequence>& sequences, const Callbacks& call
   Scheduler scheduler(
       sequences, pages, {.max_batch_rows = options.max_batch_rows, .prefill_chunk = options.prefill_chunk},
       [this](int32_t from, int32_t to, int32_t count) { policy->copy_rows(from, to, count); }, stats);
+  const bool record = options.record_routing && policy->routing_width() > 0 && callbacks.on_sample;
   while (!scheduler.done()) {
     if (stop.stop_requested()) {
       return make_error(absl::StatusCode::kCancelled, ExitCode::kDrained, "generation was cancelled");
@@ -131,9 +130,9 @@ Status Engine::Impl::run(std::vector<Sequence>& sequences, const Callbacks& call
     const model::Batch batch = scheduler.next_batch();
     {
       const Stopwatch watch(stats.forward_seconds);
-      ACCORD_RETURN_IF_ERROR(policy->forward(batch, record_routing ? &routing : nullptr));
+      ACCORD_RETURN_IF_ERROR(policy->forward(batch, record ? &routing : nullptr));
     }
-    if (record_routing) {
+    if (record) {
       keep_routing(scheduler, sequences);
     }
     const auto draws = scheduler.complete_batch();
@@ -147,15 +146,13 @@ Status Engine::Impl::run(std::vector<Sequence>& sequences, const Callbacks& call
   return absl::OkStatus();
 }
 
-void Engine::Impl::keep_routing(const Scheduler& scheduler, std::vector<Sequence>& sequences) {
+void Engine::Impl::keep_routing(const Scheduler& scheduler, std::vector<Sequence>& sequences) const {
   const auto width = static_cast<size_t>(policy->routing_width());
   for (const Scheduler::Scheduled& item : scheduler.scheduled()) {
     Sequence& seq = sequences[static_cast<size_t>(item.sequence)];
-    const size_t begin = static_cast<size_t>(seq.computed) * width;
-    const size_t count = static_cast<size_t>(item.num_rows) * width;
-    seq.routing.resize(std::max(seq.routing.size(), begin + count));
-    std::copy_n(routing.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(item.row_begin) * width),
-                count, seq.routing.begin() + static_cast<std::ptrdiff_t>(begin));
+    store_expert_ids(std::span(routing).subspan(static_cast<size_t>(item.row_begin) * width,
+                                                static_cast<size_t>(item.num_rows) * width),
+                     policy->num_experts(), static_cast<size_t>(seq.computed) * width, seq.routing);
   }
 }
 
@@ -238,11 +235,10 @@ bool Engine::Impl::append(const DrawnToken& token, Sequence& seq, const Callback
     return false;
   }
   sample.finish = stopped ? FinishReason::kStop : FinishReason::kLength;
-  if (record_routing && callbacks.on_routing) {
-    callbacks.on_routing(sample, seq.routing);
-  }
   if (callbacks.on_sample) {
-    callbacks.on_sample(sample);
+    Sample finished = sample;
+    finished.routing = std::move(seq.routing);
+    callbacks.on_sample(std::move(finished));
   }
   return true;
 }

@@ -29,7 +29,7 @@ struct EngineOptions {
   int32_t prefill_chunk = 256;      // prefill rows of one forward, over all prompts
   int64_t kv_cache_tokens = 65536;  // rows of the KV cache, rounded up to whole pages
   uint64_t run_seed = 0;
-  bool record_routing = false;  // deliver expert ids through Callbacks::on_routing (MoE models)
+  bool record_routing = false;  // keep the samples' expert ids (MoE models); see Callbacks::on_sample
 };
 
 // Samples first_sample_index .. first_sample_index + num_samples - 1 of one prompt.
@@ -48,11 +48,9 @@ using Detokenize = std::function<std::string(std::span<const int32_t>)>;
 struct Callbacks {
   // Each token as it is drawn. The tokens of one sample arrive in order.
   std::function<void(const SampleKey& key, int32_t token, float logprob)> on_token;
-  // Each sample as it finishes.
-  std::function<void(const Sample& sample)> on_sample;
-  // Just before on_sample, with EngineOptions::record_routing: expert ids, best first, as
-  // [tokens - 1, MoE layers, experts per token]. The last token was never an input, so it has no row.
-  std::function<void(const Sample& sample, std::span<const int32_t> expert_ids)> on_routing;
+  // Each sample as it finishes, with its routing where that is recorded. What generate() returns has none:
+  // the ids of a batch are many.
+  std::function<void(Sample sample)> on_sample;
 };
 
 struct EngineStats {

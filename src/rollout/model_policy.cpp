@@ -12,15 +12,13 @@ class ModelPolicy final : public Policy {
   explicit ModelPolicy(model::Model& model) : model_(model) {
     const ModelConfig& config = model.config();
     kv_cols_ = config.num_kv_heads * config.head_dim;
-    for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-      moe_slot_.push_back(config.layer_is_moe[static_cast<size_t>(layer)] ? num_moe_layers_++ : -1);
-    }
-    experts_per_token_ = num_moe_layers_ > 0 ? config.num_experts_per_token : 0;
+    moe_slot_ = moe_slots(config);
   }
 
   int64_t vocab_size() const override { return model_.config().vocab_size; }
   int64_t max_positions() const override { return model_.config().max_position_embeddings; }
-  int64_t routing_width() const override { return num_moe_layers_ * experts_per_token_; }
+  int64_t routing_width() const override { return accord::routing_width(model_.config()); }
+  int64_t num_experts() const override { return model_.config().num_experts; }
   int64_t cache_row_bytes() const override { return num_matrices() * row_bytes(); }
 
   void reserve(int64_t cache_rows, int64_t max_batch_rows) override {
@@ -80,17 +78,15 @@ class ModelPolicy final : public Policy {
 
   // layer_ids_ [T, K] -> routing[:, slot, :]
   void scatter(int64_t slot, int64_t num_rows, std::vector<int32_t>& routing) const {
-    const size_t bytes = static_cast<size_t>(experts_per_token_) * sizeof(int32_t);
+    const int64_t top_k = model_.config().num_experts_per_token;
+    const size_t bytes = static_cast<size_t>(top_k) * sizeof(int32_t);
     for (int64_t t = 0; t < num_rows; ++t) {
-      std::memcpy(routing.data() + t * routing_width() + slot * experts_per_token_,
-                  layer_ids_.data() + t * experts_per_token_, bytes);
+      std::memcpy(routing.data() + t * routing_width() + slot * top_k, layer_ids_.data() + t * top_k, bytes);
     }
   }
 
   model::Model& model_;
   int64_t kv_cols_ = 0;
-  int64_t num_moe_layers_ = 0;
-  int64_t experts_per_token_ = 0;
   std::vector<int64_t> moe_slot_;  // per layer: its place among the MoE layers, or -1
   Buffer cache_;
   size_t cache_bytes_ = 0;

@@ -20,6 +20,7 @@ class Policy {
   virtual int64_t vocab_size() const = 0;
   virtual int64_t max_positions() const = 0;  // longest sequence; 0: no limit
   virtual int64_t routing_width() const = 0;  // expert ids per row: MoE layers * experts per token
+  virtual int64_t num_experts() const = 0;
   virtual int64_t cache_row_bytes() const = 0;
 
   // Called once, before anything else runs. May throw std::bad_alloc.

@@ -25,13 +25,13 @@ namespace accord::rollout {
 
 struct Sequence {
   const Request* request = nullptr;
-  int32_t leader = 0;            // index of the first sequence of its request
-  bool started = false;          // has its prompt (a leader from admission, a sibling from fan-out)
-  bool fanned_out = false;       // leaders only: the siblings have started
-  int32_t computed = 0;          // positions whose keys and values are in the cache
-  int32_t ever_computed = 0;     // the most `computed` has been, for the statistics
-  std::vector<int32_t> pages;    // in order of position
-  std::vector<int32_t> routing;  // [positions, routing_width] when recorded
+  int32_t leader = 0;          // index of the first sequence of its request
+  bool started = false;        // has its prompt (a leader from admission, a sibling from fan-out)
+  bool fanned_out = false;     // leaders only: the siblings have started
+  int32_t computed = 0;        // positions whose keys and values are in the cache
+  int32_t ever_computed = 0;   // the most `computed` has been, for the statistics
+  std::vector<int32_t> pages;  // in order of position
+  ExpertIds routing;           // [positions, routing_width] when recorded
   StopState stop;
   Sample sample;
 

@@ -69,30 +69,6 @@ controller::SampleSummary from_proto(const v1::SampleSummary& m) {
           m.response_length(), m.truncated(),      m.response_text()};
 }
 
-v1::Trajectory to_proto(const Sample& sample) {
-  v1::Trajectory message;
-  *message.mutable_key() = to_proto(sample.key);
-  message.set_weight_version(sample.weight_version);
-  message.set_prompt_length(sample.prompt_length);
-  message.mutable_tokens()->Add(sample.tokens.begin(), sample.tokens.end());
-  message.mutable_logprobs()->Add(sample.logprobs.begin(), sample.logprobs.end());
-  message.mutable_sampling_logprobs()->Add(sample.sampling_logprobs.begin(), sample.sampling_logprobs.end());
-  message.set_truncated(sample.finish == FinishReason::kLength);
-  return message;
-}
-
-Sample from_proto(const v1::Trajectory& m) {
-  Sample sample;
-  sample.key = from_proto(m.key());
-  sample.weight_version = m.weight_version();
-  sample.prompt_length = m.prompt_length();
-  sample.tokens.assign(m.tokens().begin(), m.tokens().end());
-  sample.logprobs.assign(m.logprobs().begin(), m.logprobs().end());
-  sample.sampling_logprobs.assign(m.sampling_logprobs().begin(), m.sampling_logprobs().end());
-  sample.finish = m.truncated() ? FinishReason::kLength : FinishReason::kStop;
-  return sample;
-}
-
 v1::JoinRequest to_proto(const controller::GroupJob& job) {
   v1::JoinRequest message;
   message.set_role(job.role == controller::GroupRole::kWeights    ? v1::GROUP_ROLE_WEIGHTS

@@ -17,9 +17,6 @@ controller::GenerateJob from_proto(const v1::GenerateRequest& message);
 v1::SampleSummary to_proto(const controller::SampleSummary& summary);
 controller::SampleSummary from_proto(const v1::SampleSummary& message);
 
-v1::Trajectory to_proto(const Sample& sample);
-Sample from_proto(const v1::Trajectory& message);
-
 v1::JoinRequest to_proto(const controller::GroupJob& job);
 StatusOr<controller::GroupJob> from_proto(const v1::JoinRequest& message);
 

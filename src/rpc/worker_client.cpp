@@ -6,6 +6,7 @@
 #include "accord/v1/worker.grpc.pb.h"
 #include "rpc/convert.hpp"
 #include "rpc/grpc_status.hpp"
+#include "rpc/trajectories.hpp"
 
 namespace accord::rpc {
 namespace {
@@ -43,15 +44,18 @@ StatusOr<std::vector<Sample>> fetch_from(v1::Worker::Stub& stub, grpc::ClientCon
   for (const SampleKey& key : keys) {
     *request.add_keys() = to_proto(key);
   }
-  std::vector<Sample> samples;
+  TrajectoryReader trajectories;
   v1::TrajectoryChunk chunk;
   const auto reader = stub.Fetch(&context, request);
+  Status joined;
   while (reader->Read(&chunk)) {
-    for (const v1::Trajectory& trajectory : chunk.trajectories()) {
-      samples.push_back(from_proto(trajectory));
+    if (joined.ok()) {
+      joined = trajectories.add(chunk);
     }
   }
   ACCORD_RETURN_IF_ERROR(from_grpc(reader->Finish(), "Fetch from " + name));
+  ACCORD_RETURN_IF_ERROR(annotate(joined, "Fetch from " + name));
+  ACCORD_ASSIGN_OR_RETURN(std::vector<Sample> samples, trajectories.finish());
   if (samples.size() != keys.size()) {
     return internal_error("Fetch from {}: {} trajectories came for {} keys", name, samples.size(),
                           keys.size());

@@ -2,15 +2,9 @@
 
 #include "rpc/convert.hpp"
 #include "rpc/grpc_status.hpp"
+#include "rpc/trajectories.hpp"
 
 namespace accord::rpc {
-namespace {
-
-// A chunk is sent once it holds this many tokens: 1 MiB at 16 bytes a token, its log-probs included.
-constexpr int64_t kChunkTokens = 65'536;
-
-}  // namespace
-
 WorkerService::WorkerService(controller::RolloutWorker* rollout, controller::TrainerWorker* trainer)
     : rollout_(rollout), trainer_(trainer) {}
 
@@ -148,20 +142,13 @@ grpc::Status WorkerService::Fetch(grpc::ServerContext* context, const v1::FetchR
   if (!samples.ok()) {
     return to_grpc(samples.status());
   }
-  v1::TrajectoryChunk chunk;
-  int64_t tokens = 0;
+  TrajectoryWriter out([writer](const v1::TrajectoryChunk& chunk) { return writer->Write(chunk); });
   for (const Sample& sample : *samples) {
-    *chunk.add_trajectories() = to_proto(sample);
-    tokens += static_cast<int64_t>(sample.tokens.size());
-    if (tokens >= kChunkTokens) {
-      writer->Write(chunk);
-      chunk.Clear();
-      tokens = 0;
+    if (!out.add(sample)) {
+      return grpc::Status(grpc::StatusCode::CANCELLED, "the caller is gone");
     }
   }
-  if (chunk.trajectories_size() > 0) {
-    writer->Write(chunk);
-  }
+  out.finish();
   return grpc::Status::OK;
 }
 

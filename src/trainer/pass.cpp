@@ -34,7 +34,11 @@ int64_t mlp_bytes_per_row(const ModelConfig& c, int64_t layer, Dtype dtype) {
 }  // namespace
 
 Pass::Pass(Workspace& workspace, model::Model& model, int64_t activation_bytes)
-    : w_(workspace), model_(model), activation_bytes_(activation_bytes), layer_backward_(workspace) {
+    : w_(workspace),
+      model_(model),
+      activation_bytes_(activation_bytes),
+      moe_slots_(moe_slots(workspace.config)),
+      layer_backward_(workspace) {
   inputs_.resize(static_cast<size_t>(w_.config.num_layers) + 1);
   slots_.resize(1);
 }
@@ -57,13 +61,14 @@ Status Pass::run_layer(int64_t layer, const PackedBatch& packed, MatrixView x, c
   const model::KvLayer kv{slot.k.matrix(w_.compute_dtype, rows, c_width),
                           slot.v.matrix(w_.compute_dtype, rows, c_width)};
   model::Routing layer_routing;
-  if (!routing.replay.empty()) {
+  const int64_t moe_slot = moe_slots_[static_cast<size_t>(layer)];
+  if (!routing.replay.empty() && moe_slot >= 0) {
     const size_t size = static_cast<size_t>(rows * w_.config.num_experts_per_token);
-    layer_routing.replay = routing.replay.subspan(static_cast<size_t>(layer) * size, size);
+    layer_routing.replay = routing.replay.subspan(static_cast<size_t>(moe_slot) * size, size);
   }
   ACCORD_RETURN_IF_ERROR(
       model_.layer_forward(layer, packed.batch(), kv, x, layer_routing, with_tape ? &slot.tape : nullptr));
-  if (observe && routing.observe && w_.config.layer_is_moe[static_cast<size_t>(layer)]) {
+  if (observe && routing.observe && moe_slot >= 0) {
     routing.observe(layer, slot.tape.router_probs.as<float>());
   }
   return absl::OkStatus();

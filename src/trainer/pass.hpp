@@ -33,7 +33,7 @@ using TokenLossFn = std::function<TokenGradient(int64_t token, const TokenValue&
 
 // Expert choices of a micro-batch.
 struct PassRouting {
-  std::span<const int32_t> replay;  // [layers, T, K]; empty: route by score
+  std::span<const int32_t> replay;  // [MoE layers, T, K]; empty: route by score
   // Called per MoE layer with its router probabilities [T,E] when set.
   std::function<void(int64_t layer, const float* probs_TE)> observe;
 };
@@ -74,6 +74,7 @@ class Pass {
   Workspace& w_;
   model::Model& model_;
   const int64_t activation_bytes_;
+  const std::vector<int64_t> moe_slots_;
   LayerBackward layer_backward_;
   Products products_;
   std::vector<Buffer> inputs_;         // [layers + 1]

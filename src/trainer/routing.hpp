@@ -11,11 +11,11 @@ namespace accord::trainer {
 
 class RecordedRouting {
  public:
-  explicit RecordedRouting(const ModelConfig& config) : config_(config) {}
+  explicit RecordedRouting(const ModelConfig& config) : config_(config), moe_slots_(moe_slots(config)) {}
 
   // Takes the members' routing; without any the layout is empty.
   void build(std::span<const TrainSample> samples, std::span<const int32_t> members);
-  std::span<const int32_t> ids() const { return ids_; }  // [layers, T, K] of the last build
+  std::span<const int32_t> ids() const { return ids_; }  // [MoE layers, T, K] of the last build
 
   // Compares with the experts that these probabilities choose by score.
   void compare(int64_t layer, const float* probs_TE);
@@ -25,6 +25,7 @@ class RecordedRouting {
 
  private:
   const ModelConfig& config_;
+  const std::vector<int64_t> moe_slots_;
   std::vector<int32_t> ids_;
   int64_t rows_ = 0;
   double common_ = 0.0;

@@ -1,6 +1,8 @@
 #include "trainer/samples.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 namespace accord::trainer {
 
@@ -16,27 +18,6 @@ Status validate_tokens(std::span<const int32_t> tokens, int32_t prompt_length, c
     if (tokens[i] < 0 || tokens[i] >= config.vocab_size) {
       return data_error("token {} at position {} is outside the vocabulary of {}", tokens[i], i,
                         config.vocab_size);
-    }
-  }
-  return absl::OkStatus();
-}
-
-Status validate_routing(const TrainSample& sample, const ModelConfig& config) {
-  if (sample.routing.empty()) return absl::OkStatus();
-  const size_t expected =
-      (sample.tokens.size() - 1) * static_cast<size_t>(config.num_layers * config.num_experts_per_token);
-  if (config.num_experts == 0 || sample.routing.size() != expected) {
-    return data_error("routing has {} expert ids, expected {} (tokens-1, layers, experts per token)",
-                      sample.routing.size(), config.num_experts == 0 ? 0 : expected);
-  }
-  const size_t top_k = static_cast<size_t>(config.num_experts_per_token);
-  for (size_t i = 0; i < sample.routing.size(); ++i) {
-    const int32_t id = sample.routing[i];
-    if (id < 0 || id >= config.num_experts) {
-      return data_error("routing names expert {}, the model has {}", id, config.num_experts);
-    }
-    for (size_t j = i / top_k * top_k; j < i; ++j) {
-      if (sample.routing[j] == id) return data_error("routing names expert {} twice for one token", id);
     }
   }
   return absl::OkStatus();
@@ -58,10 +39,41 @@ Status validate_sample(const TrainSample& sample, const ModelConfig& config, boo
   if (!(sample.temperature > 0.0F) || !std::isfinite(sample.temperature)) {
     return data_error("temperature {} is not a positive number", sample.temperature);
   }
-  return validate_routing(sample, config);
+  return sample.routing.empty() ? absl::OkStatus() : check_recorded_routing(sample, config);
 }
 
 }  // namespace
+
+Status check_recorded_routing(const TrainSample& sample, const ModelConfig& config) {
+  const int64_t width = routing_width(config);
+  const size_t bytes = expert_id_bytes(config.num_experts);
+  const size_t rows = sample.tokens.size() - 1;
+  const size_t expected = rows * static_cast<size_t>(width);
+  if (sample.routing.bytes.size() != expected * bytes) {
+    return data_error(
+        "its routing has {} bytes, must have {}: {} for each of {} tokens, {} MoE layers and {} experts per "
+        "token",
+        sample.routing.bytes.size(), expected * bytes, bytes, rows, num_moe_layers(config),
+        config.num_experts_per_token);
+  }
+  const size_t top_k = static_cast<size_t>(config.num_experts_per_token);
+  std::vector<int32_t> chosen(top_k);
+  for (size_t begin = 0; begin < expected; begin += top_k) {
+    load_expert_ids(sample.routing, config.num_experts, begin, chosen);
+    const size_t token = begin / static_cast<size_t>(width);
+    for (size_t i = 0; i < top_k; ++i) {
+      if (chosen[i] >= config.num_experts) {
+        return data_error("its routing names expert {} at token {}, the model has {} experts", chosen[i],
+                          token, config.num_experts);
+      }
+      if (std::find(chosen.begin(), chosen.begin() + static_cast<std::ptrdiff_t>(i), chosen[i]) !=
+          chosen.begin() + static_cast<std::ptrdiff_t>(i)) {
+        return data_error("its routing names expert {} twice in one layer at token {}", chosen[i], token);
+      }
+    }
+  }
+  return absl::OkStatus();
+}
 
 std::string describe(const SampleKey& key) {
   return fmt::format("sample {} of prompt {} (drawn at step {})", key.sample_index, key.prompt_id, key.step);

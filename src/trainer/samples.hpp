@@ -12,6 +12,10 @@ namespace accord::trainer {
 Status validate_samples(std::span<const TrainSample> samples, const ModelConfig& config, bool needs_logprobs);
 Status validate_samples(std::span<const SftSample> samples, const ModelConfig& config);
 
+// Whether the sample's routing fits: (tokens - 1) * routing_width(config) ids, all in range, no expert twice
+// in a layer. Names the rule, not the sample.
+Status check_recorded_routing(const TrainSample& sample, const ModelConfig& config);
+
 std::string describe(const SampleKey& key);
 
 }  // namespace accord::trainer

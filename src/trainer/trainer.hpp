@@ -41,7 +41,7 @@ struct TrainSample {
   // Required by an importance correction; empty: rollout_logprobs are the old policy.
   std::vector<float> old_logprobs;
   std::vector<float> ref_logprobs;  // per response token; empty: no reference policy
-  std::vector<int32_t> routing;     // [tokens-1, layers, K] expert ids of the rollout; empty: route by score
+  ExpertIds routing;                // of the rollout; empty: route by score
   double advantage = 0.0;
   float temperature = 1.0F;  // > 0
 

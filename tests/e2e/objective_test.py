@@ -1,4 +1,5 @@
 """The choices of the objective in a run: several updates per step, groups left out, corrections and penalties."""
+import json
 import math
 
 import harness
@@ -64,6 +65,32 @@ def case_importance_correction_of_equal_logprobs_changes_nothing(t):
         for step, row in corrected.steps().items():
             require_equal(row["train/importance_mean"], 1, f"{correction}: weights of step {step}")
             require_equal(row["train/importance_clip_fraction"], 0, f"{correction}: bounded weights of step {step}")
+
+
+def case_routing_replay_of_equal_routing_changes_nothing(t):
+    # Both kinds of layers: the first of two is dense.
+    config = json.loads(harness.read(harness.SOURCE + "/configs/quickstart/config.json"))
+    config["mlp_only_layers"] = [0]
+    t.accord("init-model", harness.write(t.path("mixed.json"), json.dumps(config)), t.path("mixed"),
+             "--tokenizer", harness.SOURCE + "/configs/quickstart/tokenizer")
+    for name, changes in (("moe", {}), ("mixed", {"model.checkpoint": t.path("mixed")}),
+                          ("updates", {"trainer.updates_per_step": 2, "algorithm.importance_correction": "tis"})):
+        changes = {"run.steps": 2, **changes}
+        plain = t.train(name, changes)
+        replayed = t.train(name + "-replayed", {**changes, "algorithm.routing_replay": True})
+        require_equal(replayed.ledger(), plain.ledger(), f"{name}: digests")
+        require_equal(replayed.samples(2), plain.samples(2), f"{name}: samples of step 2")
+        for step, row in replayed.steps().items():
+            require_equal(row["mismatch/expert_overlap"], 1, f"{name}: equal choices of step {step}")
+            require_equal(row["mismatch/equal_fraction"], 1, f"{name}: equal log-probs of step {step}")
+        require("mismatch/expert_overlap" not in plain.steps()[1], f"{name}: an overlap without recorded routing")
+    config["mlp_only_layers"] = list(range(config["num_hidden_layers"]))
+    t.accord("init-model", harness.write(t.path("dense.json"), json.dumps(config)), t.path("dense"),
+             "--tokenizer", harness.SOURCE + "/configs/quickstart/tokenizer")
+    recipe = t.recipe("dense", {"model.checkpoint": t.path("dense"), "algorithm.routing_replay": True})
+    for command in ("run", "plan"):
+        require("algorithm.routing_replay: " in t.accord(command, recipe, expect=harness.BAD_RECIPE).error(),
+                f"{command}: routing replay without experts")
 
 
 def case_overlong_penalty(t):

@@ -244,7 +244,6 @@ TEST_CASE("features that are not built yet are refused and located") {
       "trainer.expert_tensor_parallel=2",
       "algorithm.kl_coefficient=0.01",
       "algorithm.reference_kl=true",
-      "algorithm.routing_replay=true",
       "precision.te_config_file=te.yaml",
       "precision.from_environment=true",
       "restart=workers",
@@ -277,6 +276,7 @@ TEST_CASE("the objective is chosen freely") {
   CHECK((recipe.algorithm.overlong_penalty == OverlongPenalty{10, 0.5}));
   CHECK(load_set({"algorithm.importance_correction=mis"}).algorithm.importance_correction ==
         ImportanceCorrection::kMis);
+  CHECK(load_set({"algorithm.routing_replay=true"}).algorithm.routing_replay);
   CHECK(load_set({"algorithm.advantage=mean"}).algorithm.advantage == AdvantageKind::kMean);
   CHECK(load_set({"algorithm.aggregate=seq-mean-token-mean"}).algorithm.aggregate ==
         Aggregate::kSeqMeanTokenMean);

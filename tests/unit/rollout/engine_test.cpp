@@ -228,15 +228,18 @@ TEST_CASE("callbacks see every token in order, each sample once, and the routing
   std::map<SampleKey, int> finished;
   Callbacks callbacks;
   callbacks.on_token = [&](const SampleKey& key, int32_t token, float) { streamed[key].push_back(token); };
-  callbacks.on_sample = [&](const Sample& sample) { ++finished[sample.key]; };
-  callbacks.on_routing = [&](const Sample& sample, std::span<const int32_t> ids) {
-    routed[sample.key].assign(ids.begin(), ids.end());
+  callbacks.on_sample = [&](const Sample& sample) {
+    ++finished[sample.key];
+    std::vector<int32_t>& ids = routed[sample.key];
+    ids.resize(sample.routing.bytes.size());  // one byte each
+    load_expert_ids(sample.routing, 256, 0, ids);
   };
   const auto samples = test.engine->generate(requests, callbacks);
   REQUIRE(samples.ok());
   CHECK(test.engine->stats().preemptions > 0);
   for (const Sample& sample : *samples) {
     CHECK(finished[sample.key] == 1);
+    CHECK(sample.routing.empty());  // went to on_sample
     const std::vector<int32_t> response(sample.tokens.begin() + sample.prompt_length, sample.tokens.end());
     CHECK(streamed[sample.key] == response);
     std::vector<uint64_t> states;

@@ -29,6 +29,7 @@ class FakePolicy : public Policy {
   int64_t vocab_size() const override { return kVocab; }
   int64_t max_positions() const override { return kMaxPositions; }
   int64_t routing_width() const override { return kRoutingWidth; }
+  int64_t num_experts() const override { return 256; }
   int64_t cache_row_bytes() const override { return sizeof(uint64_t); }
 
   void reserve(int64_t cache_rows, int64_t max_batch_rows) override {

@@ -169,9 +169,10 @@ TEST_CASE("recorded routing is what the model routes by, whatever the schedule")
     REQUIRE(engine.ok());
     std::map<SampleKey, std::vector<int32_t>> routed;
     Callbacks callbacks;
-    callbacks.on_routing = [&](const Sample& sample, std::span<const int32_t> ids) {
+    callbacks.on_sample = [&](const Sample& sample) {
+      const std::vector<uint8_t>& ids = sample.routing.bytes;
       CHECK(ids.size() == (sample.tokens.size() - 1) * 3 * 2);
-      CHECK(std::all_of(ids.begin(), ids.end(), [](int32_t id) { return id >= 0 && id < 8; }));
+      CHECK(std::all_of(ids.begin(), ids.end(), [](uint8_t id) { return id < 8; }));
       routed[sample.key].assign(ids.begin(), ids.end());
     };
     REQUIRE((*engine)->generate(requests, callbacks).ok());

@@ -5,7 +5,10 @@
 #include <cstring>
 #include <limits>
 
+#include "model/forward.hpp"
 #include "support/catch.hpp"
+#include "trainer/packing.hpp"
+#include "trainer/samples.hpp"
 #include "unit/trainer/fixture.hpp"
 #include "unit/trainer/tolerance.hpp"
 
@@ -328,8 +331,9 @@ TEST_CASE("experts without tokens get no gradient, and replayed routing is follo
   auto samples = recorded_samples("qwen3_moe", 2);
   const size_t per_token = static_cast<size_t>(f.config.num_layers * f.config.num_experts_per_token);
   for (auto& s : samples) {
-    for (size_t i = 0; i < (s.tokens.size() - 1) * per_token; ++i)
-      s.routing.push_back(static_cast<int32_t>(i % 2));
+    std::vector<int32_t> ids;
+    for (size_t i = 0; i < (s.tokens.size() - 1) * per_token; ++i) ids.push_back(static_cast<int32_t>(i % 2));
+    s.routing = pack_expert_ids(ids, f.config.num_experts);
   }
   const StepReport report = step_of(f, samples);
   CHECK(report.metrics.at("mismatch/expert_overlap") > 0.0);
@@ -341,6 +345,115 @@ TEST_CASE("experts without tokens get no gradient, and replayed routing is follo
     CAPTURE(spec.name);
     CHECK(zero == (spec.expert > 1));
   }
+}
+
+// What the sample's tokens are routed to by score, as a rollout records it.
+std::vector<int32_t> live_routing(Fixture& f, const TrainSample& sample) {
+  auto weights = model::bind_weights(f.config, f.manifest, f.arena->data());
+  REQUIRE(weights.ok());
+  const auto model = *model::Model::create(f.config, *std::move(weights), Dtype::kBF16, f.pool);
+  PackedBatch packed;
+  const Sequence sequence{sample.tokens, sample.prompt_length};
+  packed.build({&sequence, 1});
+  Buffer x_bytes, k, v;
+  const int64_t rows = packed.num_rows(), width = f.config.num_kv_heads * f.config.head_dim;
+  const MatrixView x = x_bytes.matrix(Dtype::kBF16, rows, f.config.hidden_size);
+  const model::KvLayer kv{k.matrix(Dtype::kBF16, rows, width), v.matrix(Dtype::kBF16, rows, width)};
+  model->embed(packed.batch(), x);
+  const size_t top_k = static_cast<size_t>(f.config.num_experts_per_token);
+  const size_t per_token = static_cast<size_t>(routing_width(f.config));
+  std::vector<int32_t> ids(static_cast<size_t>(rows) * per_token), layer_ids;
+  for (size_t layer = 0; layer < static_cast<size_t>(f.config.num_layers); ++layer) {
+    REQUIRE(f.config.layer_is_moe[layer]);
+    model->layer_forward(static_cast<int64_t>(layer), packed.batch(), kv, x,
+                         {.record = &layer_ids, .replay = {}}, nullptr);
+    for (size_t t = 0; t < static_cast<size_t>(rows); ++t) {
+      std::copy_n(layer_ids.data() + t * top_k, top_k, ids.data() + t * per_token + layer * top_k);
+    }
+  }
+  return ids;
+}
+
+TEST_CASE("replaying the routing of equal policies changes no bit, and other routing is seen and followed") {
+  TrainerOptions options = reference_options();
+  options.compute_dtype = Dtype::kBF16;
+  const auto run = [&](bool replay, const std::vector<TrainSample>& samples, int64_t activation_bytes) {
+    options.algorithm.routing_replay = replay;
+    options.activation_bytes = activation_bytes;
+    Fixture f("qwen3_moe", options, mxfp8_everywhere());
+    StepReport report = step_of(f, samples);
+    return std::pair(std::move(report), all_masters(*f.trainer));
+  };
+  auto samples = recorded_samples("qwen3_moe", 2);
+  const auto [plain, plain_masters] = run(false, samples, 1 << 30);
+  CHECK(plain.metrics.count("mismatch/expert_overlap") == 0);
+  Fixture f("qwen3_moe", options, mxfp8_everywhere());
+  std::vector<std::vector<int32_t>> ids;
+  for (TrainSample& s : samples) {
+    ids.push_back(live_routing(f, s));
+    s.routing = pack_expert_ids(ids.back(), f.config.num_experts);
+    REQUIRE(check_recorded_routing(s, f.config).ok());
+  }
+  // Kept tapes and recomputed layers both replay.
+  for (int64_t bytes : {int64_t{1} << 30, int64_t{0}}) {
+    const auto [report, masters] = run(true, samples, bytes);
+    CHECK(report.metrics.at("mismatch/expert_overlap") == 1.0);
+    CHECK(report.logprobs == plain.logprobs);
+    CHECK(masters == plain_masters);
+  }
+
+  // The negative control: one choice of one token in one layer is another expert.
+  const auto k = ids[1].begin() + 5 * routing_width(f.config);
+  const auto top_k = static_cast<std::ptrdiff_t>(f.config.num_experts_per_token);
+  int32_t other = 0;
+  while (std::find(k, k + top_k, other) != k + top_k) ++other;
+  *k = other;
+  samples[1].routing = pack_expert_ids(ids[1], f.config.num_experts);
+  size_t choices = 0;
+  for (const auto& sample : ids) choices += sample.size();
+  const auto [followed, followed_masters] = run(true, samples, 1 << 30);
+  // Later layers of that token, and later tokens, may be routed to others by score.
+  CHECK(followed.metrics.at("mismatch/expert_overlap") <= 1.0 - 1.0 / static_cast<double>(choices) + 1e-12);
+  CHECK(followed.metrics.at("mismatch/expert_overlap") > 0.5);
+  CHECK(followed.logprobs[0] == plain.logprobs[0]);
+  CHECK(followed.logprobs[1] != plain.logprobs[1]);
+  CHECK(followed_masters != plain_masters);
+  const auto [recomputed, recomputed_masters] = run(true, samples, 0);
+  CHECK(recomputed.logprobs == followed.logprobs);
+  CHECK(recomputed_masters == followed_masters);
+  // Without replay the difference is only measured.
+  const auto [seen, seen_masters] = run(false, samples, 1 << 30);
+  CHECK(std::abs(seen.metrics.at("mismatch/expert_overlap") - (1.0 - 1.0 / static_cast<double>(choices))) <
+        1e-12);
+  CHECK(seen.logprobs == plain.logprobs);
+  CHECK(seen_masters == plain_masters);
+}
+
+TEST_CASE("routing that does not fit is refused") {
+  Fixture f("qwen3_moe", reference_options());
+  const auto samples = recorded_samples("qwen3_moe", 2);
+  const std::vector<int32_t> ids = live_routing(f, samples[0]);
+  const auto refused = [&](std::vector<int32_t> changed, const std::string& word) {
+    auto bad = samples;
+    for (TrainSample& s : bad) s.routing = pack_expert_ids(live_routing(f, s), f.config.num_experts);
+    bad[0].routing = pack_expert_ids(changed, f.config.num_experts);
+    const auto report = f.trainer->train_step(bad, 1);
+    REQUIRE(!report.ok());
+    const std::string message(message_of(report.status()));
+    CAPTURE(message, word);
+    CHECK(message.find("sample 0 of prompt 0") != std::string::npos);
+    CHECK(message.find(word) != std::string::npos);
+  };
+  auto changed = ids;
+  changed.pop_back();
+  refused(changed, "bytes, must have");
+  changed = ids;
+  changed[7] = static_cast<int32_t>(f.config.num_experts);
+  refused(changed, "names expert 8");
+  changed = ids;
+  changed[1] = changed[0];
+  refused(changed, "twice in one layer at token 0");
+  CHECK(!check_recorded_routing(samples[0], f.config).ok());  // none, where it must be there
 }
 
 }  // namespace accord::trainer
