@@ -14,6 +14,7 @@
 #include "cli/text_io.hpp"
 #include "controller/engine_limits.hpp"
 #include "controller/model_rules.hpp"
+#include "controller/reference_policy.hpp"
 #include "controller/run_inputs.hpp"
 #include "recipe/recipe.hpp"
 #include "reward/reward.hpp"
@@ -40,9 +41,10 @@ struct Memory {
   int64_t moments = 0;    // trainer, two of fp32
   int64_t gradients = 0;  // trainer, fp32
   int64_t originals = 0;  // trainer, BF16 of weights that another rank owns
+  int64_t reference = 0;  // trainer, the reference policy in BF16
 
   int64_t rollout_worker() const { return arena + kv_cache; }
-  int64_t trainer_worker() const { return arena + masters + moments + gradients + originals; }
+  int64_t trainer_worker() const { return arena + masters + moments + gradients + originals + reference; }
 };
 
 struct DryRun {
@@ -88,6 +90,12 @@ void check_inputs(DryRun& run) {
 void check_surroundings(DryRun& run) {
   const recipe::Recipe& recipe = run.recipe;
   refuse_unless_ok(controller::check_model_rules(recipe, run.config), run.refused);
+  if (const auto reference = controller::reference_of(recipe)) {
+    const auto config = controller::read_reference_config(*reference, recipe, run.config);
+    const auto bytes = config.ok() ? controller::reference_bytes(*config) : config.status();
+    refuse_unless_ok(bytes.status(), run.refused);
+    run.memory.reference = bytes.value_or(0);
+  }
   if (recipe.reward.type != "external") {  // already refused
     const Status scorer = reward::make_scorer(recipe.reward.type).status();
     refuse_unless_ok(scorer.ok() ? scorer : annotate(scorer, "reward.type"), run.refused);
@@ -215,10 +223,11 @@ std::string to_text(const DryRun& run) {
                      run.recipe.rollout.workers, bytes_text(m.rollout_worker()), bytes_text(m.arena),
                      bytes_text(m.kv_cache));
   out += fmt::format(
-      "trainer workers   {}, each {} and activations: weights {}, masters {}, moments {}, gradients {}{}\n",
+      "trainer workers   {}, each {} and activations: weights {}, masters {}, moments {}, gradients {}{}{}\n",
       run.recipe.trainer.workers, bytes_text(m.trainer_worker()), bytes_text(m.arena), bytes_text(m.masters),
       bytes_text(m.moments), bytes_text(m.gradients),
-      m.originals > 0 ? fmt::format(", originals {}", bytes_text(m.originals)) : "");
+      m.originals > 0 ? fmt::format(", originals {}", bytes_text(m.originals)) : "",
+      m.reference > 0 ? ", reference " + bytes_text(m.reference) : "");
   for (const std::string& warning : run.warnings) {
     out += fmt::format("warning           {}\n", warning);
   }
@@ -240,7 +249,8 @@ std::string to_json(const DryRun& run) {
                            {"masters", m.masters},
                            {"moments", m.moments},
                            {"gradients", m.gradients},
-                           {"originals", m.originals}}}};
+                           {"originals", m.originals},
+                           {"reference", m.reference}}}};
   out["warnings"] = run.warnings;
   out["refused"] = Json::array();
   for (const Status& status : run.refused) {

@@ -4,6 +4,7 @@
 
 #include "checkpoint/hf_checkpoint.hpp"
 #include "controller/model_rules.hpp"
+#include "controller/reference_policy.hpp"
 #include "text/sft_dataset.hpp"
 #include "weights/manifest.hpp"
 
@@ -87,6 +88,13 @@ Status check_sizes(const RunInputs& inputs) {
                       inputs.recipe.model.checkpoint, inputs.tokenizer->vocab_size(), config.vocab_size);
   }
   int64_t response = inputs.recipe.rollout.max_response_tokens;
+  const int64_t trained = inputs.train->report().max_tokens + response;
+  if (inputs.reference && trained > inputs.reference->max_position_embeddings) {
+    return recipe_error(
+        "model.reference: the longest prompt and response of training, {} tokens, exceed the reference's {} "
+        "positions (max_position_embeddings); lower rollout.max_response_tokens",
+        trained, inputs.reference->max_position_embeddings);
+  }
   for (const recipe::EvalData& eval : inputs.recipe.data.eval) {
     response = std::max(response, eval.max_response_tokens);
   }
@@ -127,6 +135,10 @@ StatusOr<std::unique_ptr<RunInputs>> load_run_inputs(const recipe::Recipe& recip
   inputs->config = source.config();
   ACCORD_RETURN_IF_ERROR(check_expert_parallel(recipe, inputs->config));
   ACCORD_RETURN_IF_ERROR(check_model_rules(recipe, inputs->config));
+  if (const auto reference = reference_of(recipe)) {
+    ACCORD_ASSIGN_OR_RETURN(inputs->reference, read_reference_config(*reference, recipe, inputs->config));
+    ACCORD_RETURN_IF_ERROR(annotate(checkpoint::HfCheckpoint::open(*reference).status(), "model.reference"));
+  }
   ACCORD_ASSIGN_OR_RETURN(inputs->plan, precision::build_plan(inputs->config, recipe.precision));
   ACCORD_ASSIGN_OR_RETURN(inputs->manifest, weights::build_manifest(inputs->config, inputs->plan));
   StatusOr<std::unique_ptr<reward::Scorer>> scorer = reward::make_scorer(recipe.reward.type);

@@ -1,6 +1,7 @@
 #pragma once
 // Everything a run reads, loaded and checked before anything is started or written.
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct RunInputs {
   recipe::Recipe recipe;
   std::string recipe_yaml;  // resolved
   ModelConfig config;
+  std::optional<ModelConfig> reference;  // of the reference policy, where the recipe needs one
   precision::PrecisionPlan plan;
   WeightManifest manifest;
   std::unique_ptr<text::Tokenizer> tokenizer;

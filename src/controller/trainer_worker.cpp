@@ -11,6 +11,7 @@
 #include "controller/groups.hpp"
 #include "controller/policy_setup.hpp"
 #include "controller/published_policy.hpp"
+#include "controller/reference_policy.hpp"
 #include "controller/step_batch.hpp"
 #include "controller/training_state.hpp"
 #include "controller/update_channel.hpp"
@@ -85,6 +86,7 @@ class TrainerWorkerImpl final : public TrainerWorker {
   std::unique_ptr<Communicator> trainers_group_;  // of several trainers
   std::unique_ptr<Communicator> experts_group_;   // with expert parallelism
   std::unique_ptr<trainer::Trainer> trainer_;
+  std::unique_ptr<ReferencePolicy> reference_;  // where the recipe needs one
   std::unique_ptr<PublishedPolicy> published_;
   bool fresh_ = false;               // the arena holds the masters' bytes
   std::optional<uint64_t> version_;  // none while the masters are ahead of the arena
@@ -122,6 +124,10 @@ StatusOr<SetupReport> TrainerWorkerImpl::setup(const SetupJob& job) {
                                                    [&](const ParamSpec& spec, std::span<float> values) {
                                                      return source.read_f32(spec.name, values);
                                                    }));
+  if (const auto reference = reference_of(recipe)) {
+    ACCORD_ASSIGN_OR_RETURN(
+        reference_, ReferencePolicy::load(*reference, recipe, policy_->hf.model, pool_->num_threads()));
+  }
   if (!job.resume_dir.empty()) {
     ACCORD_RETURN_IF_ERROR(load_training_state(job.resume_dir, *trainer_));
     phase_ = Phase::kRl;
@@ -297,6 +303,9 @@ StatusOr<Metrics> TrainerWorkerImpl::train_samples(const TrainJob& job) {
       for (size_t i = 0; i < samples.size(); ++i) {
         samples[i].old_logprobs = std::move(old[i]);
       }
+    }
+    if (reference_) {
+      ACCORD_RETURN_IF_ERROR(reference_->fill(samples));
     }
     version_.reset();
     ACCORD_ASSIGN_OR_RETURN(metrics, update(job, samples, mine, updates));

@@ -18,8 +18,6 @@ struct NotBuilt {
 bool is_parquet(const std::string& path) { return path.ends_with(".parquet"); }
 
 constexpr NotBuilt kNotBuilt[] = {
-    {"model.reference", [](const Recipe& r) { return r.model.reference.has_value(); }, "a reference model",
-     "null"},
     {"data.train.path", [](const Recipe& r) { return is_parquet(r.data.train.path); }, "reading Parquet",
      "JSONL"},
     {"data.eval",
@@ -38,10 +36,6 @@ constexpr NotBuilt kNotBuilt[] = {
      "training on CUDA", "auto or cpu"},
     {"trainer.expert_tensor_parallel", [](const Recipe& r) { return r.trainer.expert_tensor_parallel != 1; },
      "expert tensor parallelism", "1"},
-    {"algorithm.kl_coefficient", [](const Recipe& r) { return r.algorithm.kl_coefficient != 0.0; },
-     "a KL term in the loss", "0.0"},
-    {"algorithm.reference_kl", [](const Recipe& r) { return r.algorithm.reference_kl; },
-     "the KL distance from a reference model", "false"},
     {"precision.trainer_forward",
      [](const Recipe& r) { return r.precision.trainer_forward != TrainerForward::kSame; },
      "a trainer forward that differs from the rollout's", "same"},

@@ -42,7 +42,7 @@ struct RunPart {
 struct ModelPart {
   std::string checkpoint;                // Hugging Face directory
   Dtype compute_dtype = Dtype::kBF16;    // bfloat16 | float32
-  std::optional<std::string> reference;  // directory of the reference policy; null: none in this version
+  std::optional<std::string> reference;  // directory of the reference policy; null: checkpoint
   bool operator==(const ModelPart&) const = default;
 };
 

@@ -102,6 +102,10 @@ class Rules {
 
   void check_algorithm() {
     const int64_t limit = r_.rollout.max_response_tokens;
+    if (r_.model.reference && r_.algorithm.kl_coefficient == 0.0 && !r_.algorithm.reference_kl) {
+      fail("model.reference",
+           "does nothing without algorithm.kl_coefficient or algorithm.reference_kl (set one, or remove it)");
+    }
     const auto& penalty = r_.algorithm.overlong_penalty;
     if (penalty && penalty->buffer_tokens > limit) {
       fail("algorithm.overlong_penalty.buffer_tokens",

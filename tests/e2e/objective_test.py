@@ -73,8 +73,8 @@ def case_routing_replay_of_equal_routing_changes_nothing(t):
     config["mlp_only_layers"] = [0]
     t.accord("init-model", harness.write(t.path("mixed.json"), json.dumps(config)), t.path("mixed"),
              "--tokenizer", harness.SOURCE + "/configs/quickstart/tokenizer")
-    for name, changes in (("moe", {}), ("mixed", {"model.checkpoint": t.path("mixed")}),
-                          ("updates", {"trainer.updates_per_step": 2, "algorithm.importance_correction": "tis"})):
+    for name, changes in (("moe", {"algorithm.importance_correction": "tis"}),
+                          ("mixed", {"model.checkpoint": t.path("mixed")})):
         changes = {"run.steps": 2, **changes}
         plain = t.train(name, changes)
         replayed = t.train(name + "-replayed", {**changes, "algorithm.routing_replay": True})
@@ -84,6 +84,9 @@ def case_routing_replay_of_equal_routing_changes_nothing(t):
             require_equal(row["mismatch/expert_overlap"], 1, f"{name}: equal choices of step {step}")
             require_equal(row["mismatch/equal_fraction"], 1, f"{name}: equal log-probs of step {step}")
         require("mismatch/expert_overlap" not in plain.steps()[1], f"{name}: an overlap without recorded routing")
+    # Later updates of a step follow the sampler's routing too; what the metric compares is the first one.
+    updates = t.train("updates", {"run.steps": 1, "trainer.updates_per_step": 2, "algorithm.routing_replay": True})
+    require_equal(updates.steps()[1]["mismatch/expert_overlap"], 1, "equal choices with two updates")
     config["mlp_only_layers"] = list(range(config["num_hidden_layers"]))
     t.accord("init-model", harness.write(t.path("dense.json"), json.dumps(config)), t.path("dense"),
              "--tokenizer", harness.SOURCE + "/configs/quickstart/tokenizer")
@@ -91,6 +94,51 @@ def case_routing_replay_of_equal_routing_changes_nothing(t):
     for command in ("run", "plan"):
         require("algorithm.routing_replay: " in t.accord(command, recipe, expect=harness.BAD_RECIPE).error(),
                 f"{command}: routing replay without experts")
+
+
+def case_kl_to_a_reference(t):
+    fast = {"trainer.optimizer.lr": 3.0e-3, "precision": {}}
+    plain = t.train("plain", fast)
+    measured = t.train("measured", {**fast, "algorithm.reference_kl": True})
+    require_equal(measured.ledger(), plain.ledger(), "digests with a coefficient of 0")
+    require("train/ref_kl" not in plain.steps()[1], "a distance from nothing")
+    require_equal(measured.steps()[1]["train/ref_kl"], 0, "distance of a BF16 policy from its own checkpoint")
+    kl = {step: row["train/ref_kl"] for step, row in measured.steps().items()}
+    require(all(kl[step] > 0 for step in kl if step > 1), f"no distance from the reference: {kl}")
+    held = t.train("held", {**fast, "algorithm.kl_coefficient": 2.0, "model.reference": t.input("model")})
+    near = {step: row["train/ref_kl"] for step, row in held.steps().items()}
+    require_equal(near[1], 0, "distance of step 1")
+    require(held.ledger()[-1] != plain.ledger()[-1], "a KL term that changes nothing")
+    require(near[4] < kl[4], f"held {near[4]}, free {kl[4]}")
+    t.note(f"ref_kl of step 4: {near[4]:.5f} with a coefficient of 2, {kl[4]:.5f} without")
+
+    # The same run in two parts: the reference is read again, and no bit differs.
+    changes = {**fast, "algorithm.kl_coefficient": 2.0, "run.steps": 2}
+    parts = t.train("parts", changes)
+    t.accord("run", t.recipe("parts", {**changes, "run.steps": 4}), "--resume")
+    require_equal(parts.ledger(), held.ledger(), "digests after a resume")
+    require_equal(parts.stable_lines(), held.stable_lines(), "metrics after a resume")
+
+    # A policy that is quantized or was warmed up is away from the checkpoint that it started with.
+    for name, change in (("mxfp8", {}),
+                         ("warm", {"precision": {}, "sft": {"path": t.input("data/sft.jsonl"), "steps": 2,
+                                                            "optimizer": {"lr": 1.0e-3}}})):
+        run = t.train(name, {"run.steps": 1, "algorithm.reference_kl": True, **change})
+        require(run.steps()[1]["train/ref_kl"] > 0, f"{name}: no distance from the BF16 checkpoint")
+
+
+def case_references_that_do_not_fit_are_refused(t):
+    config = json.loads(harness.read(harness.SOURCE + "/configs/quickstart/config.json"))
+    config["vocab_size"] += 1
+    t.accord("init-model", harness.write(t.path("wide.json"), json.dumps(config)), t.path("wide"))
+    for command in ("run", "plan"):
+        wide = t.accord(command, t.recipe("wide-run", {"algorithm.reference_kl": True, "model.reference": t.path("wide")}),
+                        expect=harness.BAD_DATA)
+        harness.require_parts(wide.error(), ["model.reference: ", t.path("wide"), t.input("model"), "321", "320"], command)
+        unused = t.accord(command, t.recipe("unused", {"model.reference": t.input("model")}), expect=harness.BAD_RECIPE)
+        harness.require_parts(unused.error(), ["model.reference: does nothing without"], command)
+    plan = json.loads(t.accord("plan", t.recipe("good", {"algorithm.reference_kl": True}), "--json").out)
+    require(plan["memory_bytes"]["trainer_worker"]["reference"] > 0, "the plan does not count the reference")
 
 
 def case_overlong_penalty(t):

@@ -234,7 +234,6 @@ TEST_CASE("a share of layers is rounded up") {
 
 TEST_CASE("features that are not built yet are refused and located") {
   const std::vector<std::string> asked = {
-      "model.reference=models/ref",
       "reward.type=external",
       "data.train.path=train.parquet",
       "data.eval=[{name: e, path: eval.parquet}]",
@@ -242,8 +241,6 @@ TEST_CASE("features that are not built yet are refused and located") {
       "rollout.device=cuda",
       "trainer.device=cuda",
       "trainer.expert_tensor_parallel=2",
-      "algorithm.kl_coefficient=0.01",
-      "algorithm.reference_kl=true",
       "precision.te_config_file=te.yaml",
       "precision.from_environment=true",
       "restart=workers",
@@ -277,6 +274,13 @@ TEST_CASE("the objective is chosen freely") {
   CHECK(load_set({"algorithm.importance_correction=mis"}).algorithm.importance_correction ==
         ImportanceCorrection::kMis);
   CHECK(load_set({"algorithm.routing_replay=true"}).algorithm.routing_replay);
+  CHECK(load_set({"algorithm.kl_coefficient=0.01"}).algorithm.kl_coefficient == 0.01);
+  CHECK(load_set({"model.reference=models/ref", "algorithm.reference_kl=true"}).model.reference ==
+        std::optional<std::string>("models/ref"));
+  CHECK(
+      load_set({"model.reference=models/ref", "algorithm.kl_coefficient=0.01"}).model.reference.has_value());
+  CHECK(set_error("model.reference=models/ref").find("model.reference: does nothing without") !=
+        std::string::npos);
   CHECK(load_set({"algorithm.advantage=mean"}).algorithm.advantage == AdvantageKind::kMean);
   CHECK(load_set({"algorithm.aggregate=seq-mean-token-mean"}).algorithm.aggregate ==
         Aggregate::kSeqMeanTokenMean);
