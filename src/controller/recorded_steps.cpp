@@ -8,6 +8,10 @@
 namespace accord::controller {
 namespace {
 
+RoutingShape routing_shape(const ModelConfig& config) {
+  return {num_moe_layers(config), config.num_experts_per_token, config.num_experts};
+}
+
 Status check_batch(const RunInputs& inputs, const std::string& path) {
   const recipe::Recipe& recipe = inputs.recipe;
   const StatusOr<StepBatch> batch = read_step_batch(path);
@@ -21,6 +25,11 @@ Status check_batch(const RunInputs& inputs, const std::string& path) {
   if (batch->temperature != recipe.rollout.temperature) {
     return recipe_error("{}: was drawn at temperature {}, rollout.temperature is {}", path,
                         batch->temperature, recipe.rollout.temperature);
+  }
+  if (recipe.algorithm.routing_replay && batch->routing != routing_shape(inputs.config)) {
+    return recipe_error("{}: {}, so that algorithm.routing_replay has nothing to follow (set false)", path,
+                        batch->routing.num_experts == 0 ? "was recorded without routing"
+                                                        : "has the routing of another model");
   }
   const auto longest = std::max_element(batch->samples.begin(), batch->samples.end(),
                                         [](const BatchSample& a, const BatchSample& b) {
@@ -59,6 +68,9 @@ Status record_step(const RunInputs& inputs, const Pools& pools, std::span<const 
   batch.plan_digest = inputs.plan.digest;
   batch.manifest_digest = inputs.manifest.digest;
   batch.build = build;
+  if (inputs.recipe.algorithm.routing_replay) {
+    batch.routing = routing_shape(inputs.config);
+  }
   batch.samples.resize(samples.size());
   for (const auto& [worker, indices] : by_worker) {
     std::vector<SampleKey> keys;

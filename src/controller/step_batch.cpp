@@ -19,6 +19,7 @@ using checkpoint::TensorInfo;
 
 constexpr std::string_view kRecorded = "batch:";
 constexpr int64_t kMaxTokens = int64_t{1} << 30;
+constexpr int64_t kMaxExperts = 65536;
 
 // Tensors whose values live here until they are written.
 class Columns {
@@ -102,6 +103,59 @@ Status read_metadata(const SafetensorsFile& file, StepBatch& batch) {
   return absl::OkStatus();
 }
 
+Status write_routing(const std::string& path, const StepBatch& batch, int64_t length, Columns& columns) {
+  const RoutingShape& shape = batch.routing;
+  const auto width = static_cast<size_t>(shape.layers * shape.experts_per_token);
+  auto& ids = columns.add<int32_t>(
+      "routing", Dtype::kI32,
+      {static_cast<int64_t>(batch.samples.size()), length, shape.layers, shape.experts_per_token}, -1);
+  for (size_t b = 0; b < batch.samples.size(); ++b) {
+    const Sample& sample = batch.samples[b].sample;
+    const size_t count = (sample.tokens.size() - 1) * width;
+    if (sample.routing.bytes.size() != count * expert_id_bytes(shape.num_experts)) {
+      return internal_error("{}: the routing of sample {} has {} bytes for {} ids", path, b,
+                            sample.routing.bytes.size(), count);
+    }
+    load_expert_ids(sample.routing, shape.num_experts, 0,
+                    std::span(ids).subspan(b * static_cast<size_t>(length) * width, count));
+  }
+  return absl::OkStatus();
+}
+
+// After the samples' tokens are known.
+Status read_routing(const SafetensorsFile& file, int64_t length, StepBatch& batch) {
+  if (file.find("routing") == nullptr) {
+    return absl::OkStatus();
+  }
+  const auto count = static_cast<int64_t>(batch.samples.size());
+  ACCORD_ASSIGN_OR_RETURN(const TensorInfo* info,
+                          file.require("routing", Dtype::kI32, {count, length, -1, -1}));
+  RoutingShape& shape = batch.routing;
+  shape.layers = info->shape[2];
+  shape.experts_per_token = info->shape[3];
+  ACCORD_RETURN_IF_ERROR(number_of(file, "num_experts", shape.num_experts));
+  if (shape.layers < 1 || shape.experts_per_token < 1 || shape.num_experts < shape.experts_per_token ||
+      shape.num_experts > kMaxExperts) {
+    return data_error("{}: routing has shape {} with {} experts", file.path(),
+                      checkpoint::shape_text(info->shape), shape.num_experts);
+  }
+  ACCORD_ASSIGN_OR_RETURN(const auto ids, read<int32_t>(file, "routing", Dtype::kI32, info->shape));
+  const auto width = static_cast<size_t>(shape.layers * shape.experts_per_token);
+  for (size_t b = 0; b < batch.samples.size(); ++b) {
+    Sample& sample = batch.samples[b].sample;
+    const auto mine =
+        std::span(ids).subspan(b * static_cast<size_t>(length) * width, (sample.tokens.size() - 1) * width);
+    for (const int32_t id : mine) {
+      if (id < 0 || id >= shape.num_experts) {
+        return data_error("{}: routing of sample {} names expert {}, must be 0 to {}", file.path(), b, id,
+                          shape.num_experts - 1);
+      }
+    }
+    sample.routing = pack_expert_ids(mine, shape.num_experts);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::string batch_file_name(uint64_t step) { return fmt::format("step_{:06}.safetensors", step); }
@@ -152,15 +206,20 @@ Status write_step_batch(const std::string& path, const StepBatch& batch) {
     prompt_id[b] = static_cast<int64_t>(sample.key.prompt_id);
     sample_index[b] = static_cast<int32_t>(sample.key.sample_index);
   }
-  return checkpoint::write_safetensors(path, columns.tensors(),
-                                       {{"step", std::to_string(batch.step)},
-                                        {"weight_version", std::to_string(batch.weight_version)},
-                                        {"seed", std::to_string(batch.seed)},
-                                        {"samples_per_prompt", std::to_string(batch.samples_per_prompt)},
-                                        {"temperature", fmt::format("{}", batch.temperature)},
-                                        {"plan", batch.plan_digest},
-                                        {"manifest", batch.manifest_digest},
-                                        {"build", batch.build}});
+  std::map<std::string, std::string> metadata{
+      {"step", std::to_string(batch.step)},
+      {"weight_version", std::to_string(batch.weight_version)},
+      {"seed", std::to_string(batch.seed)},
+      {"samples_per_prompt", std::to_string(batch.samples_per_prompt)},
+      {"temperature", fmt::format("{}", batch.temperature)},
+      {"plan", batch.plan_digest},
+      {"manifest", batch.manifest_digest},
+      {"build", batch.build}};
+  if (batch.routing.num_experts > 0) {
+    ACCORD_RETURN_IF_ERROR(write_routing(path, batch, length, columns));
+    metadata["num_experts"] = std::to_string(batch.routing.num_experts);
+  }
+  return checkpoint::write_safetensors(path, columns.tensors(), metadata);
 }
 
 StatusOr<StepBatch> read_step_batch(const std::string& path) {
@@ -220,6 +279,7 @@ StatusOr<StepBatch> read_step_batch(const std::string& path) {
     sample.logprobs = row(old, length - 1, prompt[i] - 1, total[i] - 1);
     sample.sampling_logprobs = row(sampling, length - 1, prompt[i] - 1, total[i] - 1);
   }
+  ACCORD_RETURN_IF_ERROR(read_routing(file, length, batch));
   return batch;
 }
 

@@ -6,14 +6,17 @@
 //   prompt_len           [B] I32       total_len [B] I32
 //   old_logprobs         [B,T-1] F32   the sampler's, of token t+1 in column t; 0 outside the response
 //   sampling_logprobs    [B,T-1] F32   of the distribution drawn from, after top-k and top-p
-//   routing              [B,T,L,k] I32 expert ids, where the samples carry them; -1 where there are none
+//   routing              [B,T,L,k] I32 expert ids in the L MoE layers, where the samples carry them; -1 in
+//   the
+//                        rows that have none, from the last token on
 //   rewards, penalties   [B] F64       the reward (penalty for overlong responses included), and that part
 //   advantages           [B] F64
 //   trained              [B] U8        0: left out by algorithm.filter_zero_std
 //   truncated            [B] U8
 //   prompt_id            [B] I64       sample_index [B] I32
 //
-// Metadata: step, weight_version, seed, samples_per_prompt, temperature, plan, manifest, build.
+// Metadata: step, weight_version, seed, samples_per_prompt, temperature, plan, manifest, build; with routing
+// num_experts.
 // `accord replay CKPT BATCH OUT` reads these files too.
 #include <cstdint>
 #include <string>
@@ -33,12 +36,21 @@ struct BatchSample {
   bool trained = true;
 };
 
+// Of the samples' routing; zeros where they carry none.
+struct RoutingShape {
+  int64_t layers = 0;
+  int64_t experts_per_token = 0;
+  int64_t num_experts = 0;
+  bool operator==(const RoutingShape&) const = default;
+};
+
 struct StepBatch {
   uint64_t step = 0;
   uint64_t weight_version = 0;  // that drew the samples
   uint64_t seed = 0;
   int64_t samples_per_prompt = 0;
   double temperature = 1.0;
+  RoutingShape routing;
   std::string plan_digest;
   std::string manifest_digest;
   std::string build;

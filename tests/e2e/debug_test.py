@@ -63,6 +63,31 @@ def case_dump(t):
     t.note("4 files of 32 samples; metrics and ledger are those of a run without them")
 
 
+def case_routing_is_recorded(t):
+    """With routing replay the batches hold the experts too, and a step is computed again with them."""
+    run = recorded_run(t, {"run.steps": 2, "algorithm.routing_replay": True})
+    tensors = harness.read_safetensors(batch(run, 2))
+    rows, length, layers, chosen = tensors["routing"][1]
+    require_equal([rows, length, layers, chosen], tensors["input_ids"][1] + [2, 2], "shape of the routing")
+    ids, total = values(tensors["routing"]), values(tensors["total_len"])
+    for b in range(rows):
+        row = ids[b * length * 4:(b + 1) * length * 4]
+        inside = (total[b] - 1) * 4
+        require(all(0 <= id < 4 for id in row[:inside]) and set(row[inside:]) <= {-1}, f"experts of sample {b}")
+    replayed = json.loads(t.accord("replay", run.path, "--step", "2", "--json").out)
+    require_equal(replayed["equal"], True, "the step computed again")
+    trained = t.train("trained", {"run.steps": 2, "algorithm.routing_replay": True, "debug.mode": "train_only",
+                                  "debug.load_batches": run.file("batches")})
+    require_equal(trained.ledger(), run.ledger(), "digests of training on the recorded batches")
+    plain = t.train("plain", {"run.steps": 1, "debug.dump_batches": True})
+    require("routing" not in harness.read_safetensors(batch(plain, 1)), "routing without replay")
+    error = t.accord("run", t.recipe("none", {"run.steps": 1, "algorithm.routing_replay": True,
+                                              "debug.mode": "train_only",
+                                              "debug.load_batches": plain.file("batches")}),
+                     expect=BAD_RECIPE).error()
+    require_parts(error, ["was recorded without routing", "algorithm.routing_replay"], "the error")
+
+
 def case_rollout_only(t):
     run = t.train("rollout", {"run.steps": 3, "debug.mode": "rollout_only", "debug.dump_batches": True,
                               "checkpoint.every": 1})

@@ -98,6 +98,32 @@ TEST_CASE("a batch reads back as it was written") {
   }
 }
 
+TEST_CASE("routing is recorded where the samples carry it") {
+  const TempDir dir;
+  const std::string path = dir.file("routing.safetensors");
+  for (int64_t experts : {8, 1000}) {
+    CAPTURE(experts);
+    StepBatch batch = example();
+    batch.routing = {3, 2, experts};
+    for (BatchSample& s : batch.samples) {
+      std::vector<int32_t> ids;
+      for (size_t i = 0; i < (s.sample.tokens.size() - 1) * 6; ++i) {
+        ids.push_back(static_cast<int32_t>((i * 37 + s.sample.tokens.size()) % static_cast<size_t>(experts)));
+      }
+      s.sample.routing = pack_expert_ids(ids, experts);
+    }
+    REQUIRE(write_step_batch(path, batch).ok());
+    const StatusOr<StepBatch> read = read_step_batch(path);
+    REQUIRE(read.ok());
+    CHECK(read->routing == batch.routing);
+    for (size_t i = 0; i < 4; ++i) CHECK(read->samples[i].sample.routing == batch.samples[i].sample.routing);
+    batch.samples[2].sample.routing.bytes.pop_back();
+    CHECK(std::string(message_of(write_step_batch(path, batch))).find("sample 2") != std::string::npos);
+  }
+  REQUIRE(write_step_batch(path, example()).ok());
+  CHECK(read_step_batch(path)->routing == RoutingShape{});
+}
+
 TEST_CASE("recorded samples are fetched from their file and the rest from workers") {
   const TempDir dir;
   const std::string path = dir.file("a.safetensors");
