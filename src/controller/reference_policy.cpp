@@ -87,12 +87,13 @@ Status ReferencePolicy::fill(std::span<trainer::TrainSample> samples) {
     }
   }
   for (const std::vector<int32_t>& members : trainer::pack_sequences(rows, tokens_per_microbatch_)) {
-    fill_packed(samples, members);
+    ACCORD_RETURN_IF_ERROR(fill_packed(samples, members));
   }
   return absl::OkStatus();
 }
 
-void ReferencePolicy::fill_packed(std::span<trainer::TrainSample> samples, std::span<const int32_t> members) {
+Status ReferencePolicy::fill_packed(std::span<trainer::TrainSample> samples,
+                                    std::span<const int32_t> members) {
   std::vector<trainer::Sequence> sequences;
   for (const int32_t m : members) {
     const trainer::TrainSample& sample = samples[static_cast<size_t>(m)];
@@ -109,9 +110,10 @@ void ReferencePolicy::fill_packed(std::span<trainer::TrainSample> samples, std::
                           v_.matrix(model.compute_dtype(), rows, width)};
   model.embed(packed_.batch(), x_TH);
   for (int64_t layer = 0; layer < c.num_layers; ++layer) {
-    model.layer_forward(layer, packed_.batch(), kv, x_TH, {}, nullptr);
+    ACCORD_RETURN_IF_ERROR(model.layer_forward(layer, packed_.batch(), kv, x_TH, {}, nullptr));
   }
   head(x_TH, samples, members);
+  return absl::OkStatus();
 }
 
 void ReferencePolicy::head(MatrixView x_TH, std::span<trainer::TrainSample> samples,

@@ -44,7 +44,7 @@ class ReferencePolicy {
   ReferencePolicy(std::unique_ptr<LocalModel> local, int64_t tokens_per_microbatch)
       : local_(std::move(local)), tokens_per_microbatch_(tokens_per_microbatch) {}
 
-  void fill_packed(std::span<trainer::TrainSample> samples, std::span<const int32_t> members);
+  Status fill_packed(std::span<trainer::TrainSample> samples, std::span<const int32_t> members);
   void head(MatrixView x_TH, std::span<trainer::TrainSample> samples, std::span<const int32_t> members);
 
   const std::unique_ptr<LocalModel> local_;

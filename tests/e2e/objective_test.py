@@ -74,6 +74,7 @@ def case_routing_replay_of_equal_routing_changes_nothing(t):
     t.accord("init-model", harness.write(t.path("mixed.json"), json.dumps(config)), t.path("mixed"),
              "--tokenizer", harness.SOURCE + "/configs/quickstart/tokenizer")
     for name, changes in (("moe", {"algorithm.importance_correction": "tis"}),
+                          ("two-trainers", {"trainer.workers": 2}),
                           ("mixed", {"model.checkpoint": t.path("mixed")})):
         changes = {"run.steps": 2, **changes}
         plain = t.train(name, changes)
@@ -111,6 +112,12 @@ def case_kl_to_a_reference(t):
     require(held.ledger()[-1] != plain.ledger()[-1], "a KL term that changes nothing")
     require(near[4] < kl[4], f"held {near[4]}, free {kl[4]}")
     t.note(f"ref_kl of step 4: {near[4]:.5f} with a coefficient of 2, {kl[4]:.5f} without")
+
+    two = {**fast, "trainer.workers": 2, "run.steps": 2}
+    free, seen = t.train("two-trainers", two), t.train("two-measured", {**two, "algorithm.reference_kl": True})
+    require_equal(seen.ledger(), free.ledger(), "digests of two trainers with a coefficient of 0")
+    require_equal(seen.steps()[1]["train/ref_kl"], 0, "distance of step 1 with two trainers")
+    require(seen.steps()[2]["train/ref_kl"] > 0, "no distance of two trainers from the reference")
 
     # The same run in two parts: the reference is read again, and no bit differs.
     changes = {**fast, "algorithm.kl_coefficient": 2.0, "run.steps": 2}

@@ -53,10 +53,11 @@ std::vector<TrainSample> samples_of(size_t count) {
 void record_routing(std::vector<TrainSample>& samples, const ModelConfig& config) {
   const auto k = static_cast<size_t>(config.num_experts_per_token);
   for (TrainSample& s : samples) {
-    s.routing.resize((s.tokens.size() - 1) * static_cast<size_t>(config.num_layers) * k);
-    for (size_t i = 0; i < s.routing.size(); ++i) {
-      s.routing[i] = static_cast<int32_t>((i / k * 3 + i % k) % static_cast<size_t>(config.num_experts));
+    std::vector<int32_t> ids((s.tokens.size() - 1) * static_cast<size_t>(routing_width(config)));
+    for (size_t i = 0; i < ids.size(); ++i) {
+      ids[i] = static_cast<int32_t>((i / k * 3 + i % k) % static_cast<size_t>(config.num_experts));
     }
+    s.routing = pack_expert_ids(ids, config.num_experts);
   }
 }
 

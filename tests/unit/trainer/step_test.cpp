@@ -365,8 +365,10 @@ std::vector<int32_t> live_routing(Fixture& f, const TrainSample& sample) {
   std::vector<int32_t> ids(static_cast<size_t>(rows) * per_token), layer_ids;
   for (size_t layer = 0; layer < static_cast<size_t>(f.config.num_layers); ++layer) {
     REQUIRE(f.config.layer_is_moe[layer]);
-    model->layer_forward(static_cast<int64_t>(layer), packed.batch(), kv, x,
-                         {.record = &layer_ids, .replay = {}}, nullptr);
+    REQUIRE(model
+                ->layer_forward(static_cast<int64_t>(layer), packed.batch(), kv, x,
+                                {.record = &layer_ids, .replay = {}}, nullptr)
+                .ok());
     for (size_t t = 0; t < static_cast<size_t>(rows); ++t) {
       std::copy_n(layer_ids.data() + t * top_k, top_k, ids.data() + t * per_token + layer * top_k);
     }
