@@ -205,10 +205,11 @@ TEST_CASE("several updates and recorded routing on several ranks") {
     RankPool pool("qwen3_moe", options, size, everywhere(WeightFormat::kMXFP8));
     const ModelConfig& config = pool.ranks[0]->config;
     for (TrainSample& s : samples) {
-      s.routing.resize((s.tokens.size() - 1) *
-                       static_cast<size_t>(config.num_layers * config.num_experts_per_token));
-      for (size_t i = 0; i < s.routing.size(); ++i)
-        s.routing[i] = static_cast<int32_t>(i % static_cast<size_t>(config.num_experts_per_token));
+      std::vector<int32_t> ids((s.tokens.size() - 1) * static_cast<size_t>(routing_width(config)));
+      for (size_t id = 0; id < ids.size(); ++id) {
+        ids[id] = static_cast<int32_t>(id % static_cast<size_t>(config.num_experts_per_token));
+      }
+      s.routing = pack_expert_ids(ids, config.num_experts);
     }
     std::vector<StepReport> reports;
     for (const SampleRange& range : split_updates(static_cast<int64_t>(samples.size()), 2, 2)) {
