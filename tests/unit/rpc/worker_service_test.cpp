@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <thread>
 
@@ -21,16 +22,35 @@ using namespace std::chrono_literals;
 
 const Identity kIdentity{"run-a", 3};
 
+// A value that the test and the service's threads share. The lock tells race detectors of the order that the
+// calls give, which they cannot see inside gRPC.
+template <class T>
+class Shared {
+ public:
+  T get() const {
+    const std::lock_guard lock(mutex_);
+    return value_;
+  }
+  void set(T value) {
+    const std::lock_guard lock(mutex_);
+    value_ = std::move(value);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  T value_{};
+};
+
 // Remembers what it was asked.
 class FakeRollout final : public controller::RolloutWorker {
  public:
   std::string address() const override { return ""; }
   StatusOr<controller::SetupReport> setup(const controller::SetupJob& job) override {
-    setup_job = job;
+    setup_job.set(job);
     return data_error("model.safetensors: is truncated");
   }
   Status join(const controller::GroupJob&) override {
-    std::this_thread::sleep_for(delay);
+    std::this_thread::sleep_for(delay.get());
     return absl::OkStatus();
   }
   StatusOr<controller::SyncReport> sync(const controller::SyncJob& job) override {
@@ -40,17 +60,18 @@ class FakeRollout final : public controller::RolloutWorker {
     return controller::HeldWeights{std::nullopt, {{"model.norm.weight", "0123"}, {"lm_head.weight", "4567"}}};
   }
   Status generate(const controller::GenerateJob& job, const OnSample& on_sample) override {
-    generate_job = job;
+    generate_job.set(job);
     for (uint32_t i = 0; i < 3; ++i) {
       on_sample({{job.step, 9, i}, 5, 4, 2, i == 1, "text"});
     }
     return absl::OkStatus();
   }
   StatusOr<std::vector<Sample>> fetch(std::span<const SampleKey> keys) override {
+    const std::map<SampleKey, Sample> samples = held.get();
     std::vector<Sample> out;
     for (const SampleKey& key : keys) {
-      const auto it = held.find(key);
-      if (it == held.end()) {
+      const auto it = samples.find(key);
+      if (it == samples.end()) {
         return data_error("rollout/0 does not hold sample {}", key.sample_index);
       }
       out.push_back(it->second);
@@ -58,15 +79,15 @@ class FakeRollout final : public controller::RolloutWorker {
     return out;
   }
   Status release(uint64_t step) override {
-    released = step;
+    released.set(step);
     return absl::OkStatus();
   }
 
-  std::chrono::milliseconds delay{0};
-  controller::SetupJob setup_job;
-  controller::GenerateJob generate_job;
-  std::map<SampleKey, Sample> held;
-  std::optional<uint64_t> released;
+  Shared<std::chrono::milliseconds> delay;
+  Shared<controller::SetupJob> setup_job;
+  Shared<controller::GenerateJob> generate_job;
+  Shared<std::map<SampleKey, Sample>> held;
+  Shared<std::optional<uint64_t>> released;
 };
 
 struct Fixture {
@@ -140,10 +161,10 @@ TEST_CASE("a worker refuses calls of another run or epoch before they reach it")
     CHECK_FALSE(client->join({}).ok());
     CHECK_FALSE(client->fetch({}).ok());
   }
-  CHECK_FALSE(f.worker.released);
-  CHECK(f.worker.generate_job.num_samples == 1);  // untouched
+  CHECK_FALSE(f.worker.released.get());
+  CHECK(f.worker.generate_job.get().num_samples == 1);  // untouched
   REQUIRE(f.client()->release(4).ok());
-  CHECK(f.worker.released == 4);
+  CHECK(f.worker.released.get() == 4);
 }
 
 TEST_CASE("a worker that has not registered refuses every call") {
@@ -151,7 +172,7 @@ TEST_CASE("a worker that has not registered refuses every call") {
   const Status status = f.client(Identity{})->release(1);
   CHECK_FALSE(status.ok());
   CHECK(contains(status, "not registered"));
-  CHECK_FALSE(f.worker.released);
+  CHECK_FALSE(f.worker.released.get());
 }
 
 TEST_CASE("a rollout worker refuses a trainer's calls") {
@@ -169,10 +190,10 @@ TEST_CASE("an error keeps its text and exit code on its way back") {
   REQUIRE_FALSE(report.ok());
   CHECK(exit_code(report.status()) == ExitCode::kBadData);
   CHECK(std::string(message_of(report.status())) == "Setup on rollout/0: model.safetensors: is truncated");
-  CHECK(f.worker.setup_job.recipe_yaml == "recipe");
-  CHECK(f.worker.setup_job.plan_digest == "plan");
-  CHECK(f.worker.setup_job.manifest_digest == "manifest");
-  CHECK(f.worker.setup_job.resume_dir == "dir");
+  CHECK(f.worker.setup_job.get().recipe_yaml == "recipe");
+  CHECK(f.worker.setup_job.get().plan_digest == "plan");
+  CHECK(f.worker.setup_job.get().manifest_digest == "manifest");
+  CHECK(f.worker.setup_job.get().resume_dir == "dir");
 }
 
 TEST_CASE("a generate job and its summaries pass unchanged") {
@@ -188,7 +209,7 @@ TEST_CASE("a generate job and its summaries pass unchanged") {
   std::vector<controller::SampleSummary> summaries;
   REQUIRE(
       f.client()->generate(job, [&](const controller::SampleSummary& s) { summaries.push_back(s); }).ok());
-  const controller::GenerateJob& got = f.worker.generate_job;
+  const controller::GenerateJob got = f.worker.generate_job.get();
   CHECK(got.step == 12);
   REQUIRE(got.prompts.size() == 2);
   CHECK(got.prompts[0].tokens == std::vector<int32_t>{1, 2, 3});
@@ -226,7 +247,7 @@ TEST_CASE("what a worker holds arrives as it said, and a missed deadline names i
   const grpc::Status late(grpc::StatusCode::DEADLINE_EXCEEDED, "late");
   CHECK(
       contains(from_grpc(late, "Train of step 1 on trainer/0", "deadlines.train"), "raise deadlines.train"));
-  f.worker.delay = 500ms;
+  f.worker.delay.set(500ms);
   controller::GroupJob job{controller::GroupRole::kWeights, "weights", 0, 1, controller::Millis(50)};
   CHECK(contains(f.client()->join(job), "raise deadlines.register"));
 }
@@ -234,21 +255,23 @@ TEST_CASE("what a worker holds arrives as it said, and a missed deadline names i
 TEST_CASE("trajectories arrive complete and in order, over many chunks") {
   Fixture f;
   std::vector<SampleKey> keys;
+  std::map<SampleKey, Sample> held;
   for (uint32_t i = 0; i < 40; ++i) {
     Sample sample = make_sample(39 - i, 5000 + i);  // 40 x 5000 tokens are four chunks
     keys.push_back(sample.key);
-    f.worker.held[sample.key] = std::move(sample);
+    held[sample.key] = std::move(sample);
   }
-  f.worker.held[keys[3]].logprobs[0] = std::numeric_limits<float>::denorm_min();
-  f.worker.held[keys[3]].logprobs[1] = -std::numeric_limits<float>::infinity();
-  f.worker.held[keys[3]].logprobs[2] = std::bit_cast<float>(0x7fc01234U);  // a NaN with a payload
+  held[keys[3]].logprobs[0] = std::numeric_limits<float>::denorm_min();
+  held[keys[3]].logprobs[1] = -std::numeric_limits<float>::infinity();
+  held[keys[3]].logprobs[2] = std::bit_cast<float>(0x7fc01234U);  // a NaN with a payload
+  f.worker.held.set(held);
   const controller::FetchSamples fetch = make_sample_fetcher(kIdentity, 20s);
   const auto got = fetch(f.address, keys);
   REQUIRE(got.ok());
   REQUIRE(got->size() == keys.size());
   for (size_t i = 0; i < keys.size(); ++i) {
     const Sample& sample = (*got)[i];
-    const Sample& expected = f.worker.held[keys[i]];
+    const Sample& expected = held[keys[i]];
     CAPTURE(i);
     CHECK(sample.key == keys[i]);
     CHECK(sample.weight_version == 6);
@@ -270,7 +293,7 @@ TEST_CASE("a cancelled run ends its calls, and starts no new ones") {
   const Status status = f.client()->release(1);
   CHECK(exit_code(status) == ExitCode::kUnavailable);
   CHECK(contains(status, "cancelled"));
-  CHECK_FALSE(f.worker.released);
+  CHECK_FALSE(f.worker.released.get());
 }
 
 }  // namespace accord::rpc
