@@ -10,9 +10,11 @@
 
 namespace accord::testing {
 
-// What body(communicator) of each rank returned. Catch's macros stay in the main thread.
+// What body(communicator) of each rank returned; all are connected before the first body runs. Catch's macros
+// stay in the main thread.
 std::vector<Status> run_group(int size, const std::string& name,
-                              const std::function<Status(Communicator&)>& body);
+                              const std::function<Status(Communicator&)>& body,
+                              int64_t chunk_bytes = int64_t{8} << 20);
 
 Deadline soon(int ms = 60000);
 

@@ -3,24 +3,17 @@
 #include <atomic>
 #include <cstring>
 #include <string>
-#include <thread>
 
 #include "comm/gloo_communicator.hpp"
 #include "support/catch.hpp"
+#include "support/group.hpp"
 #include "trainer/packing.hpp"
 
 namespace accord::trainer {
 
 namespace {
 
-Deadline soon() { return Deadline::after(std::chrono::seconds(60)); }
-
-void require_all(const std::vector<Status>& statuses) {
-  for (const Status& status : statuses) {
-    INFO(std::string(message_of(status)));
-    REQUIRE(status.ok());
-  }
-}
+using accord::testing::soon;
 
 int64_t length_of(const TrainSample& sample) { return static_cast<int64_t>(sample.tokens.size()); }
 
@@ -28,23 +21,8 @@ int64_t length_of(const TrainSample& sample) { return static_cast<int64_t>(sampl
 
 std::vector<Status> run_ranks(int32_t size,
                               const std::function<Status(int32_t rank, Communicator& communicator)>& body) {
-  comm::InMemoryStore store;
-  std::vector<Status> results(static_cast<size_t>(size));
-  std::vector<std::thread> threads;
-  for (int32_t rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      comm::GlooOptions options;
-      options.group = "trainers";
-      options.rank = rank;
-      options.size = size;
-      options.chunk_bytes = 1 << 16;
-      auto communicator = comm::GlooCommunicator::create(options, store, soon());
-      results[static_cast<size_t>(rank)] =
-          communicator.ok() ? body(rank, **communicator) : communicator.status();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  return results;
+  return accord::testing::run_group(
+      size, "trainers", [&](Communicator& group) { return body(group.rank(), group); }, 1 << 16);
 }
 
 RankPool::RankPool(const std::string& model, const TrainerOptions& options, int32_t size,
@@ -104,13 +82,13 @@ RankPool::Step RankPool::train(const std::vector<TrainSample>& samples, uint64_t
   std::vector<int64_t> lengths;
   for (const TrainSample& s : samples) lengths.push_back(length_of(s));
   Step out = train(samples, assign_samples(lengths, size()), step);
-  require_all(out.statuses);
+  accord::testing::require_all_ok(out.statuses);
   return out;
 }
 
 std::vector<Metrics> RankPool::sft(const std::vector<SftSample>& samples, uint64_t step) {
   std::vector<Metrics> metrics(ranks.size());
-  require_all(run([&](int32_t rank, Trainer& trainer) -> Status {
+  accord::testing::require_all_ok(run([&](int32_t rank, Trainer& trainer) -> Status {
     std::vector<SftSample> mine;
     std::vector<int64_t> places;
     for (size_t s = static_cast<size_t>(rank); s < samples.size(); s += ranks.size()) {
@@ -136,7 +114,8 @@ void RankPool::export_weights() {
       std::memset(arena + e.outer_offset, 0xff, static_cast<size_t>(e.outer_bytes));
     }
   }
-  require_all(run([](int32_t, Trainer& trainer) { return trainer.share_originals(soon()); }));
+  accord::testing::require_all_ok(
+      run([](int32_t, Trainer& trainer) { return trainer.share_originals(soon()); }));
 }
 
 Trainer& RankPool::owner(const std::string& name) {
