@@ -22,16 +22,11 @@ int thread_count(int asked) {
 // The forward quantizes NVFP4 activations per token with the plain scale rule and range 448.
 Status check_runnable(const precision::PrecisionPlan& plan) {
   for (const precision::PlanRow& row : plan.rows) {
-    if (row.format != WeightFormat::kNVFP4) {
-      continue;
-    }
-    const bool activations = row.four_over_six == recipe::FourOverSix::kActivations ||
-                             row.four_over_six == recipe::FourOverSix::kAll;
-    if (activations || row.four_over_six_range != 448 || row.scope != recipe::ScaleScope::kToken) {
+    if (row.format == WeightFormat::kNVFP4 && row.scope != recipe::ScaleScope::kToken) {
       return recipe_error(
-          "the plan of '{}' asks for four-over-six activations, a range of 256 or per-tensor activation "
-          "scales, which the forward does not compute in this version (use scope: token and at most "
-          "four_over_six: weights with range 448)",
+          "the plan of '{}' asks for per-tensor activation scales, under which a token's result depends on "
+          "its "
+          "neighbours (use scope: token)",
           row.name);
     }
   }

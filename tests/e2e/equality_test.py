@@ -60,6 +60,10 @@ def case_four_over_six(t):
     require(ledgers[0][0] != ledgers[1][0], "four over six changed no weight")
     require_equal(ledgers[1][0], ledgers[2][0], "the same weights, whatever the activations")
     require(ledgers[1][1] != ledgers[2][1], "four over six of activations changed nothing")
+    # A single process computes with the run's plan, too.
+    for name in plans:
+        t.accord("generate", t.input("model"), "--prompt", "1 + 1 = ?", "--max-tokens", "4", "--temperature", "0",
+                 "--recipe", t.path(name + "-bfloat16.yaml"))
 
 
 def case_bf16_bfloat16(t):
