@@ -179,7 +179,8 @@ std::vector<Outcome> together(const ModelConfig& c, const Mode& mode, const std:
 }
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
 bool is_zero(const std::vector<float>& a) {
