@@ -1,6 +1,7 @@
 #include "weights/transaction.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -305,7 +306,7 @@ TEST_CASE("a lost chunk ends the update everywhere and keeps the old version") {
 
 TEST_CASE("another version than the one asked for is refused before any weight is sent") {
   Fixture f;
-  int num_chunks = 0;
+  std::atomic<int> num_chunks{0};
   Bus bus([&](int, int message, std::byte*, int64_t) {
     num_chunks += message >= kFirstChunk ? 1 : 0;
     return absl::OkStatus();
