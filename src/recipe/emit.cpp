@@ -9,8 +9,8 @@
 namespace accord::recipe {
 namespace {
 
-// A double-quoted YAML scalar: safe for any text.
-std::string quoted(std::string_view text) {
+// A double-quoted YAML scalar: safe for any text. (std::quoted would be found by its arguments.)
+std::string quoted_scalar(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     switch (c) {
@@ -63,9 +63,9 @@ class Emitter {
   void close() { --depth_; }
 
   void plain(std::string_view key, std::string_view value) { line(fmt::format("{}: {}", key, value)); }
-  void text(std::string_view key, std::string_view value) { plain(key, quoted(value)); }
+  void text(std::string_view key, std::string_view value) { plain(key, quoted_scalar(value)); }
   void optional_text(std::string_view key, const std::optional<std::string>& value) {
-    plain(key, value ? quoted(*value) : "null");
+    plain(key, value ? quoted_scalar(*value) : "null");
   }
   void whole(std::string_view key, int64_t value) { plain(key, fmt::format("{}", value)); }
   void number(std::string_view key, double value) { plain(key, real(value)); }
@@ -77,7 +77,7 @@ class Emitter {
   void texts(std::string_view key, const std::vector<std::string>& values) {
     std::vector<std::string> items;
     for (const std::string& value : values) {
-      items.push_back(quoted(value));
+      items.push_back(quoted_scalar(value));
     }
     plain(key, fmt::format("[{}]", fmt::join(items, ", ")));
   }
@@ -204,7 +204,7 @@ void emit_algorithm(const AlgorithmPart& algorithm, Emitter& e) {
 }
 
 void emit_config(const PrecisionConfig& config, Emitter& e) {
-  e.open(quoted(config.name));
+  e.open(quoted_scalar(config.name));
   e.choice("format", config.format);
   if (config.format == WeightFormat::kNVFP4) {
     e.choice("scope", config.scope);
