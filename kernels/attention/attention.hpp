@@ -3,7 +3,7 @@
 // packed training sequences.
 //
 // For the query at position p of a sequence and one head (d = head_dim, fp32 throughout):
-//   s_j = (q . k_j) * fl(1/sqrt(d))        j = 0..p, dot in sixteen-lane order (gemm.hpp)
+//   s_j = (q . k_j) * fl(1/sqrt(d))        j = 0..p, dot in sixteen-lane order (gemm.hpp); or another scale
 // The context is cut at absolute positions 0, 512, 1024, ... into splits, each split into blocks of 64. In a
 // split, from (m, l, acc) = (-inf, 0, 0), block after block:
 //   m' = max(m, max_j s_j);  a = exp(m - m');  p_j = exp(s_j - m')
@@ -35,7 +35,8 @@ struct Segment {
   const int32_t* pages = nullptr;  // at least ceil((first_position + num_rows) / page_size) entries
 };
 
-// Keys and values of one layer, compute dtype, [rows, kv_heads * head_dim] each.
+// Keys and values of one layer, compute dtype, [rows, kv_heads * head_dim] and [rows, kv_heads * v_head_dim].
+// The values may be columns of the keys.
 struct KvLayer {
   MatrixView k;
   MatrixView v;
@@ -44,11 +45,13 @@ struct KvLayer {
 struct AttentionShape {
   int64_t num_heads = 0;
   int64_t num_kv_heads = 0;
-  int64_t head_dim = 0;  // a multiple of 8
+  int64_t head_dim = 0;    // of queries and keys; a multiple of 8
+  int64_t v_head_dim = 0;  // of values and outputs, likewise; 0: head_dim
+  float scale = 0.0F;      // 0: fl(1/sqrt(head_dim))
 };
 
 // Batch rows [row_begin, row_end) of `segment`, which lie inside it, and all heads of one kv head.
-// q, out: [T, heads * head_dim], the dtype of the cache; lse: [T, heads].
+// q: [T, heads * head_dim], out: [T, heads * v_head_dim], the dtype of the cache; lse: [T, heads].
 void attention(MatrixView q, const KvLayer& kv, const Segment& segment, int64_t row_begin, int64_t row_end,
                int64_t kv_head, const AttentionShape& shape, MatrixView out, float* lse, Workspace& scratch);
 

@@ -169,21 +169,22 @@ int64_t attention_backward_scratch(int64_t num_rows, int64_t head_dim) {
 void attention_backward(const AttentionBackward& args, int64_t kv_head, float* scratch) {
   const int64_t rows = args.q_NQ.rows;
   const int64_t head_dim = args.head_dim;
+  const int64_t v_dim = args.v_head_dim > 0 ? args.v_head_dim : head_dim;
   const int64_t q_width = args.num_heads * head_dim;
-  const int64_t c_width = args.num_kv_heads * head_dim;
+  const int64_t out_width = args.num_heads * v_dim;
   const int64_t group = args.num_heads / args.num_kv_heads;
-  const Scratch s(scratch, rows, head_dim);
+  const Scratch s(scratch, rows, std::max(head_dim, v_dim));  // the narrower has zeros up to the wider
   const size_t plane_bytes = static_cast<size_t>(s.padded * s.ld) * sizeof(float);
 
-  load_head(args.v_NC, kv_head, head_dim, s.padded, s.k);  // k's place holds v until v is transposed
+  load_head(args.v_NC, kv_head, v_dim, s.padded, s.k);  // k's place holds v until v is transposed
   transpose(s.k, rows, s.padded, s.ld, s.v_t);
   load_head(args.k_NC, kv_head, head_dim, s.padded, s.k);
   transpose(s.k, rows, s.padded, s.ld, s.k_t);
   std::memset(s.dk, 0, plane_bytes);
   std::memset(s.dv, 0, plane_bytes);
   for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-    load_head(args.out_NQ, head, head_dim, s.padded, s.q);
-    load_head(args.dout_NQ + head * head_dim, q_width, rows, head_dim, s.padded, s.dout);
+    load_head(args.out_NQ, head, v_dim, s.padded, s.q);
+    load_head(args.dout_NQ + head * v_dim, out_width, rows, v_dim, s.padded, s.dout);
     for (int64_t r = 0; r < rows; ++r) {
       F8 sum = f8_zero();
       for (int64_t d = 0; d < s.padded; d += kVector) {
@@ -197,8 +198,8 @@ void attention_backward(const AttentionBackward& args, int64_t kv_head, float* s
     backward_query_head(s, rows, args.scale);
     store_head(s.dq, rows, head_dim, s.padded, q_width, args.dq_NQ + head * head_dim);
   }
-  store_head(s.dk, rows, head_dim, s.padded, c_width, args.dk_NC + kv_head * head_dim);
-  store_head(s.dv, rows, head_dim, s.padded, c_width, args.dv_NC + kv_head * head_dim);
+  store_head(s.dk, rows, head_dim, s.padded, args.num_kv_heads * head_dim, args.dk_NC + kv_head * head_dim);
+  store_head(s.dv, rows, v_dim, s.padded, args.num_kv_heads * v_dim, args.dv_NC + kv_head * v_dim);
 }
 
 }  // namespace accord::kernels

@@ -22,11 +22,12 @@ struct AttentionBackward {
   float* dv_NC = nullptr;
   int64_t num_heads = 0;
   int64_t num_kv_heads = 0;
-  int64_t head_dim = 0;
+  int64_t head_dim = 0;    // of q and k
+  int64_t v_head_dim = 0;  // of v, out and dout; 0: head_dim
   float scale = 1.0F;
 };
 
-int64_t attention_backward_scratch(int64_t num_rows, int64_t head_dim);  // in floats
+int64_t attention_backward_scratch(int64_t num_rows, int64_t head_dim);  // in floats; the wider of the two
 
 // `scratch` is 32-byte aligned.
 void attention_backward(const AttentionBackward& args, int64_t kv_head, float* scratch);

@@ -34,22 +34,22 @@ struct QueryState {
 struct TileMemory {
   float* q = nullptr;          // [queries, padded d]
   float* scores = nullptr;     // [queries, block]
-  float* split_acc = nullptr;  // [queries, d]
-  float* acc = nullptr;        // [queries, d]
+  float* split_acc = nullptr;  // [queries, value d]
+  float* acc = nullptr;        // [queries, value d]
   float* keys = nullptr;       // [block, padded d]
-  float* values = nullptr;     // [block, d]
+  float* values = nullptr;     // [block, value d]
 };
 
-TileMemory carve(Workspace& scratch, int64_t d) {
+TileMemory carve(Workspace& scratch, int64_t d, int64_t vd) {
   const int64_t dp = padded_k(d);
-  const int64_t per_query = dp + kAttentionBlock + 2 * d;
+  const int64_t per_query = dp + kAttentionBlock + 2 * vd;
   scratch.attention.ensure(static_cast<size_t>(kMaxQueries * per_query) * sizeof(float));
-  scratch.attention_kv.ensure(static_cast<size_t>(kAttentionBlock * (dp + d)) * sizeof(float));
+  scratch.attention_kv.ensure(static_cast<size_t>(kAttentionBlock * (dp + vd)) * sizeof(float));
   TileMemory m;
   m.q = scratch.attention.as<float>();
   m.scores = m.q + kMaxQueries * dp;
   m.split_acc = m.scores + kMaxQueries * kAttentionBlock;
-  m.acc = m.split_acc + kMaxQueries * d;
+  m.acc = m.split_acc + kMaxQueries * vd;
   m.keys = scratch.attention_kv.as<float>();
   m.values = m.keys + kAttentionBlock * dp;
   return m;
@@ -122,8 +122,8 @@ void weigh_values(const float* p, const V* const* v, int64_t begin, int64_t end,
 // All queries of a tile against one block of keys and values.
 template <class KV>
 void attend_block(const float* const* q, QueryState* states, int64_t queries, const KV* const* k,
-                  const KV* const* v, int64_t keys, int64_t d, float scale, const TileMemory& m) {
-  gemm_rows(q, queries, k, keys, padded_k(d), m.scores, kAttentionBlock);
+                  const KV* const* v, int64_t keys, int64_t dp, int64_t d, float scale, const TileMemory& m) {
+  gemm_rows(q, queries, k, keys, dp, m.scores, kAttentionBlock);
   for (int64_t i = 0; i < queries; ++i) {
     if (states[i].visible > 0) {
       softmax_block(states[i], scale, m.scores + i * kAttentionBlock, m.split_acc + i * d, d);
@@ -183,8 +183,16 @@ void widen_row(const float* x, int64_t d, float* out) { std::copy(x, x + d, out)
 template <class T>
 class Tile {
  public:
-  Tile(const KvLayer& kv, const Segment& segment, int64_t kv_head, int64_t d, Workspace& scratch)
-      : kv_(kv), segment_(segment), column_(kv_head * d), d_(d), m_(carve(scratch, d)) {}
+  Tile(const KvLayer& kv, const Segment& segment, int64_t kv_head, const AttentionShape& shape,
+       Workspace& scratch)
+      : kv_(kv),
+        segment_(segment),
+        d_(shape.head_dim),
+        vd_(shape.v_head_dim > 0 ? shape.v_head_dim : shape.head_dim),
+        k_column_(kv_head * d_),
+        v_column_(kv_head * vd_),
+        scale_(shape.scale != 0.0F ? shape.scale : 1.0F / std::sqrt(static_cast<float>(d_))),
+        m_(carve(scratch, d_, vd_)) {}
 
   // Rows [row, row + rows) of the batch, `group` heads from `head` on.
   void run(MatrixView q, int64_t row, int64_t rows, int64_t head, int64_t group, MatrixView out, float* lse,
@@ -201,47 +209,45 @@ class Tile {
       q_rows[i] = to;
       states[i].position = segment_.first_position + (r - segment_.row_begin);
     }
-    std::fill(m_.acc, m_.acc + queries * d_, 0.0F);
-    const float scale = 1.0F / std::sqrt(static_cast<float>(d_));
+    std::fill(m_.acc, m_.acc + queries * vd_, 0.0F);
     const int64_t end = states[queries - 1].position + 1;
     for (int64_t split = 0; split < end; split += kAttentionSplit) {
-      begin_split(states, queries, d_, m_);
+      begin_split(states, queries, vd_, m_);
       const int64_t split_end = std::min(end, split + kAttentionSplit);
       for (int64_t block = split; block < split_end; block += kAttentionBlock) {
         const int64_t keys = std::min(kAttentionBlock, split_end - block);
         for (int64_t i = 0; i < queries; ++i) {
           states[i].visible = std::clamp<int64_t>(states[i].position + 1 - block, 0, keys);
         }
-        attend(q_rows, states, queries, block, keys, scale);
+        attend(q_rows, states, queries, block, keys);
       }
-      merge_split(states, queries, split, d_, m_);
+      merge_split(states, queries, split, vd_, m_);
     }
     for (int64_t i = 0; i < queries; ++i) {
       const int64_t r = row + i / group;
       const int64_t h = head + i % group;
       const float inverse = 1.0F / states[i].sum;
-      T* to = out.row<T>(r) + h * d_;
-      for (int64_t j = 0; j < d_; j += 8) {
-        store8(to + j, _mm256_mul_ps(load8(m_.acc + i * d_ + j), f8(inverse)));
+      T* to = out.row<T>(r) + h * vd_;
+      for (int64_t j = 0; j < vd_; j += 8) {
+        store8(to + j, _mm256_mul_ps(load8(m_.acc + i * vd_ + j), f8(inverse)));
       }
       lse[r * num_heads + h] = states[i].max + log_f32(states[i].sum);
     }
   }
 
  private:
-  void attend(const float* const* q, QueryState* states, int64_t queries, int64_t block, int64_t keys,
-              float scale) {
+  void attend(const float* const* q, QueryState* states, int64_t queries, int64_t block, int64_t keys) {
     const T* k[kAttentionBlock];
     const T* v[kAttentionBlock];
     for (int64_t j = 0; j < keys; ++j) {
       const int64_t p = block + j;
       const int64_t cache_row = segment_.pages[p / kPageSize] + p % kPageSize;
-      k[j] = kv_.k.row<T>(cache_row) + column_;
-      v[j] = kv_.v.row<T>(cache_row) + column_;
+      k[j] = kv_.k.row<T>(cache_row) + k_column_;
+      v[j] = kv_.v.row<T>(cache_row) + v_column_;
     }
     const int64_t dp = padded_k(d_);
     if (dp == d_ && (queries <= kDirectQueries || sizeof(T) == sizeof(float))) {
-      attend_block<T>(q, states, queries, k, v, keys, d_, scale, m_);
+      attend_block<T>(q, states, queries, k, v, keys, dp, vd_, scale_, m_);
       return;
     }
     const float* wide_k[kAttentionBlock];
@@ -249,17 +255,20 @@ class Tile {
     for (int64_t j = 0; j < keys; ++j) {
       widen_row(k[j], d_, m_.keys + j * dp);
       std::fill(m_.keys + j * dp + d_, m_.keys + (j + 1) * dp, 0.0F);
-      widen_row(v[j], d_, m_.values + j * d_);
+      widen_row(v[j], vd_, m_.values + j * vd_);
       wide_k[j] = m_.keys + j * dp;
-      wide_v[j] = m_.values + j * d_;
+      wide_v[j] = m_.values + j * vd_;
     }
-    attend_block<float>(q, states, queries, wide_k, wide_v, keys, d_, scale, m_);
+    attend_block<float>(q, states, queries, wide_k, wide_v, keys, dp, vd_, scale_, m_);
   }
 
   const KvLayer& kv_;
   const Segment& segment_;
-  int64_t column_;
-  int64_t d_;
+  const int64_t d_;
+  const int64_t vd_;
+  const int64_t k_column_;
+  const int64_t v_column_;
+  const float scale_;
   TileMemory m_;
 };
 
@@ -267,7 +276,7 @@ template <class T>
 void run_tiles(MatrixView q, const KvLayer& kv, const Segment& segment, int64_t row_begin, int64_t row_end,
                int64_t kv_head, const AttentionShape& shape, MatrixView out, float* lse, Workspace& scratch) {
   const int64_t group = shape.num_heads / shape.num_kv_heads;
-  Tile<T> tile(kv, segment, kv_head, shape.head_dim, scratch);
+  Tile<T> tile(kv, segment, kv_head, shape, scratch);
   // A group wider than a tile is taken in parts, one row at a time.
   const int64_t heads_at_once = std::min(group, kMaxQueries);
   const int64_t rows_at_once = std::max<int64_t>(1, kMaxQueries / group);
@@ -285,7 +294,8 @@ void run_tiles(MatrixView q, const KvLayer& kv, const Segment& segment, int64_t 
 void attention(MatrixView q, const KvLayer& kv, const Segment& segment, int64_t row_begin, int64_t row_end,
                int64_t kv_head, const AttentionShape& shape, MatrixView out, float* lse, Workspace& scratch) {
   assert(row_begin >= segment.row_begin && row_end <= segment.row_begin + segment.num_rows);
-  assert(shape.head_dim % 8 == 0 && q.dtype == kv.k.dtype && q.dtype == out.dtype);
+  assert(shape.head_dim % 8 == 0 && shape.v_head_dim % 8 == 0 && q.dtype == kv.k.dtype &&
+         q.dtype == out.dtype);
   if (q.dtype == Dtype::kBF16) {
     run_tiles<BF16>(q, kv, segment, row_begin, row_end, kv_head, shape, out, lse, scratch);
   } else {

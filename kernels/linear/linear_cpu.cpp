@@ -45,6 +45,9 @@ void decode_weight_row(const LinearWeight& w, int64_t row, float* out) {
       formats::decode_nvfp4_products_row(static_cast<const uint8_t*>(w.data) + row * (k / 2),
                                          w.scales + row * (k / 16), k, out);
       break;
+    case WeightFormat::kF32:
+      assert(false);  // no linear has it
+      break;
   }
   std::fill(out + k, out + padded_k(k), 0.0F);
 }

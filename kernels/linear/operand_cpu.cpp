@@ -78,6 +78,9 @@ void make_operand_values(MatrixView x, const ActivationFormat& format, OperandSt
     case WeightFormat::kNVFP4:
       nvfp4_values(x, format.scaling, out.values, out.outer, scratch);
       break;
+    case WeightFormat::kF32:
+      assert(false);  // no linear has it
+      break;
   }
 }
 

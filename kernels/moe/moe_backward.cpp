@@ -1,5 +1,7 @@
 #include "kernels/moe/moe_backward.hpp"
 
+#include <algorithm>
+
 #include "kernels/math/simd.hpp"
 
 namespace accord::kernels {
@@ -73,6 +75,34 @@ void router_backward(const float* probs_TE, int64_t num_experts, const int32_t* 
     for (int64_t e = 0; e < num_experts; ++e) dlogits[e] = -probs[e] * mean;
     for (int64_t k = 0; k < num_slots; ++k)
       dlogits[ids[k]] += probs[ids[k]] * ((dweights[k] - shift) * scale);
+  }
+}
+
+void router_backward(const RouterRule& rule, const float* scores_TE, const int32_t* ids_TK,
+                     const float* dweights_TK, int64_t token_begin, int64_t token_end, float* dlogits_TE) {
+  if (rule.scoring == RouterScoring::kSoftmax) {
+    router_backward(scores_TE, rule.experts, ids_TK, dweights_TK, rule.k, rule.normalize, token_begin,
+                    token_end, dlogits_TE);
+    return;
+  }
+  for (int64_t t = token_begin; t < token_end; ++t) {
+    const float* scores = scores_TE + t * rule.experts;
+    const int32_t* ids = ids_TK + t * rule.k;
+    const float* dweights = dweights_TK + t * rule.k;
+    float* dlogits = dlogits_TE + t * rule.experts;
+    float sum = 0.0F;
+    float inner = 0.0F;  // sum_j dweight_j * s_j
+    for (int64_t k = 0; k < rule.k; ++k) {
+      sum += scores[ids[k]];
+      inner += dweights[k] * scores[ids[k]];
+    }
+    const float divisor = rule.normalize ? sum + kRouterEpsilon : 1.0F;
+    const float shift = rule.normalize ? inner / divisor : 0.0F;
+    std::fill_n(dlogits, rule.experts, 0.0F);
+    for (int64_t k = 0; k < rule.k; ++k) {
+      const float s = scores[ids[k]];
+      dlogits[ids[k]] = rule.factor * (dweights[k] - shift) / divisor * (s * (1.0F - s));
+    }
   }
 }
 

@@ -10,10 +10,14 @@
 // normalized)
 //           normalized: dp_k = (dweight_k - sum_j dweight_j weight_j) / S;  else dp_k = dweight_k
 //           dlogits_e = p_e * (dp_e - sum_j p_j dp_j)
+// sigmoid   s = sigmoid(logits); weight_k = f s_k / S (S = sum of the chosen + 1e-20, 1 when not normalized)
+//           ds_k = f (dweight_k - sum_j dweight_j s_j / S when normalized) / S;  dlogits_k = ds_k s_k (1 -
+//           s_k)
 // The choice of experts is constant.
 #include <cstdint>
 
 #include "device/tensor_view.hpp"
+#include "kernels/router/router.hpp"
 
 namespace accord::kernels {
 
@@ -30,5 +34,9 @@ void moe_dispatch_backward(const float* dx_RH, int64_t hidden, const int32_t* ro
 void router_backward(const float* probs_TE, int64_t num_experts, const int32_t* ids_TK,
                      const float* dweights_TK, int64_t num_slots, bool normalized, int64_t token_begin,
                      int64_t token_end, float* dlogits_TE);
+
+// The same for either kind of scores.
+void router_backward(const RouterRule& rule, const float* scores_TE, const int32_t* ids_TK,
+                     const float* dweights_TK, int64_t token_begin, int64_t token_end, float* dlogits_TE);
 
 }  // namespace accord::kernels

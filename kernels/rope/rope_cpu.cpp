@@ -24,6 +24,35 @@ double scaled_frequency(double frequency, const RopeScaling& s) {
   return (1.0 - smooth) * frequency / s.factor + smooth * frequency;
 }
 
+// Frequencies under "yarn": divided by the factor where a dimension turns fewer than beta_slow times over the
+// original context, as they are where it turns more than beta_fast times, with a linear ramp between.
+std::vector<double> yarn_frequencies(int64_t half, double theta, const RopeScaling& s) {
+  const auto dim = static_cast<double>(2 * half);
+  const auto dimension_of = [&](double turns) {
+    return dim * std::log(static_cast<double>(s.original_max_position) / (turns * 2.0 * std::numbers::pi)) /
+           (2.0 * std::log(theta));
+  };
+  double low = dimension_of(s.beta_fast);
+  double high = dimension_of(s.beta_slow);
+  if (s.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, dim - 1.0);
+  if (low == high) {
+    constexpr double kNoDivisionByZero = 0.001;
+    high += kNoDivisionByZero;
+  }
+  std::vector<double> out;
+  for (int64_t i = 0; i < half; ++i) {
+    const double f = 1.0 / std::pow(theta, static_cast<double>(2 * i) / dim);
+    const double ramp = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
+    out.push_back(f / s.factor * ramp + f * (1.0 - ramp));
+  }
+  return out;
+}
+
 template <class T>
 void rotate_head(const T* x, const float* cos, const float* sin, int64_t half, T* y) {
   int64_t i = 0;
@@ -58,12 +87,50 @@ void rotate_rows(MatrixView x, const int32_t* positions, const RopeTable& table,
   }
 }
 
+template <class T>
+void rotate_neighbours(const T* x, const float* cos, const float* sin, int64_t half, T* y) {
+  for (int64_t i = 0; i < half; ++i) {
+    const float a = to_float(x[2 * i]);
+    const float b = to_float(x[2 * i + 1]);
+    y[i] = from_float<T>(a * cos[i] - b * sin[i]);
+    y[half + i] = from_float<T>(b * cos[i] + a * sin[i]);
+  }
+}
+
+template <class T>
+void rotate_heads(MatrixView x, const RopeHeads& layout, const int32_t* positions, const RopeTable& table,
+                  MatrixView y, const int32_t* y_rows) {
+  const int64_t half = table.head_dim() / 2;
+  for (int64_t t = 0; t < x.rows; ++t) {
+    const T* in = x.row<T>(t);
+    T* out = y.row<T>(y_rows == nullptr ? t : y_rows[t]);
+    const float* cos = table.cos(positions[t]);
+    const float* sin = table.sin(positions[t]);
+    for (int64_t h = 0; h < layout.heads; ++h, in += layout.x_stride, out += layout.y_stride) {
+      if (layout.pairs == RopePairs::kNeighbours) {
+        rotate_neighbours(in, cos, sin, half, out);
+      } else {
+        rotate_head(in, cos, sin, half, out);
+      }
+    }
+  }
+}
+
 }  // namespace
 
-RopeTable::RopeTable(int64_t head_dim, double theta, const RopeScaling& scaling) : half_(head_dim / 2) {
+RopeTable::RopeTable(int64_t head_dim, double theta, const RopeScaling& scaling)
+    : half_(head_dim / 2), factor_(static_cast<float>(rope_attention_factor(scaling))) {
+  if (scaling.kind == RopeKind::kYarn) {
+    for (const double f : yarn_frequencies(half_, theta, scaling)) {
+      frequencies_.push_back(static_cast<float>(f));
+    }
+    return;
+  }
   for (int64_t i = 0; i < half_; ++i) {
     double f = 1.0 / std::pow(theta, static_cast<double>(2 * i) / static_cast<double>(head_dim));
-    if (scaling.factor != 1.0) {
+    if (scaling.kind == RopeKind::kLinear) {
+      f /= scaling.factor;
+    } else if (scaling.kind == RopeKind::kLlama3 && scaling.factor != 1.0) {
       f = scaled_frequency(f, scaling);
     }
     frequencies_.push_back(static_cast<float>(f));
@@ -81,11 +148,21 @@ void RopeTable::ensure(int64_t count) {
     for (int64_t i = 0; i < half_; ++i) {
       const float angle = static_cast<float>(p) * frequencies_[static_cast<size_t>(i)];
       const auto at = static_cast<size_t>(p * half_ + i);
-      cos_[at] = static_cast<float>(std::cos(static_cast<double>(angle)));
-      sin_[at] = static_cast<float>(std::sin(static_cast<double>(angle)));
+      cos_[at] = static_cast<float>(std::cos(static_cast<double>(angle))) * factor_;
+      sin_[at] = static_cast<float>(std::sin(static_cast<double>(angle))) * factor_;
     }
   }
   positions_ = count;
+}
+
+void apply_rope_heads(MatrixView x, const RopeHeads& layout, const int32_t* positions, const RopeTable& table,
+                      MatrixView y, const int32_t* y_rows) {
+  assert(x.dtype == y.dtype);
+  if (x.dtype == Dtype::kBF16) {
+    rotate_heads<BF16>(x, layout, positions, table, y, y_rows);
+  } else {
+    rotate_heads<float>(x, layout, positions, table, y, y_rows);
+  }
 }
 
 void apply_rope(MatrixView x, const int32_t* positions, const RopeTable& table, MatrixView y,

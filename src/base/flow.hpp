@@ -55,7 +55,8 @@ struct Sample {
 // ---- weights -----------------------------------------------------------------------------------
 
 // Storage format of one weight; the layout of its bytes is docs/contract.md's.
-enum class WeightFormat : uint8_t { kBF16, kMXFP8, kNVFP4 };
+// kF32 is for vectors that are kept as they are (a router's correction bias), never for a linear.
+enum class WeightFormat : uint8_t { kBF16, kMXFP8, kNVFP4, kF32 };
 
 // How NVFP4 chooses its block scales (docs/contract.md, section 3): per block, the amax becomes 4 instead of
 // 6 where that lowers the sum of absolute or squared errors. A range other than 448 comes with it only.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <set>
@@ -40,6 +41,20 @@ Fused fused_form(const ParamSpec& spec, const ModelConfig& config) {
   return {prefix + "gate_up_proj",
           {config.num_experts, 2 * width, hidden},
           spec.expert * 2 * width * hidden + half};
+}
+
+// DeepSeek-V3's files hold layers for multi-token prediction after the model's own; transformers passes over
+// them too.
+bool is_prediction_layer(std::string_view name, const ModelConfig& config) {
+  constexpr std::string_view kLayers = "model.layers.";
+  if (config.architecture != Architecture::kDeepseekV3 || name.substr(0, kLayers.size()) != kLayers) {
+    return false;
+  }
+  const std::string_view rest = name.substr(kLayers.size());
+  int64_t layer = -1;
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), layer);
+  return error == std::errc() && end != rest.data() + rest.size() && *end == '.' &&
+         layer >= config.num_layers;
 }
 
 // At most a few names, and how many more.
@@ -121,8 +136,9 @@ Status HfCheckpoint::resolve() {
     sources_.emplace(spec.name, Source{tensor, first, spec.numel()});
   }
   for (const std::string& name : tensors_.names()) {
-    const bool harmless =
-        ends_with(name, ".rotary_emb.inv_freq") || (name == kHead && config_.model.tie_word_embeddings);
+    const bool harmless = ends_with(name, ".rotary_emb.inv_freq") ||
+                          is_prediction_layer(name, config_.model) ||
+                          (name == kHead && config_.model.tie_word_embeddings);
     if (!harmless && used.find(name) == used.end()) {
       problems.extra.push_back(printable(name));
     }

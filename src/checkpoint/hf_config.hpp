@@ -1,10 +1,11 @@
 #pragma once
-// Hugging Face config.json <-> ModelConfig, for LlamaForCausalLM, Qwen3ForCausalLM and Qwen3MoeForCausalLM.
+// Hugging Face config.json <-> ModelConfig, for LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM and
+// DeepseekV3ForCausalLM.
 // Old names (num_experts, rope_theta and rope_scaling, torch_dtype) and those of transformers 5
 // (num_local_experts, rope_parameters, dtype) are both read, and both are written. Whatever would change the
-// numbers and is not computed here (biases, sliding windows, YaRN, other activations, quantized weights, ...)
-// is an error that names the key and the remedy. Keys that transformers does not read for these models are
-// kept and ignored.
+// numbers and is not computed here (biases, sliding windows, dynamic rotary scaling, other activations,
+// quantized weights, ...) is an error that names the key and the remedy. Keys that transformers does not read
+// for these models are kept and ignored.
 #include <string>
 #include <string_view>
 

@@ -23,10 +23,11 @@ struct Family {
 };
 constexpr Family kFamilies[] = {{Architecture::kLlama, "LlamaForCausalLM", "llama"},
                                 {Architecture::kQwen3, "Qwen3ForCausalLM", "qwen3"},
-                                {Architecture::kQwen3Moe, "Qwen3MoeForCausalLM", "qwen3_moe"}};
+                                {Architecture::kQwen3Moe, "Qwen3MoeForCausalLM", "qwen3_moe"},
+                                {Architecture::kDeepseekV3, "DeepseekV3ForCausalLM", "deepseek_v3"}};
 
 constexpr std::string_view kSupported =
-    "supported are LlamaForCausalLM, Qwen3ForCausalLM and Qwen3MoeForCausalLM";
+    "supported are LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM and DeepseekV3ForCausalLM";
 
 std::optional<Architecture> read_architecture(JsonFields& fields) {
   const Json* classes = fields.find("architectures");
@@ -50,7 +51,7 @@ std::optional<Architecture> read_architecture(JsonFields& fields) {
 }
 
 // Keys that must have their neutral value, because the forward has no code for another.
-void refuse_unsupported(JsonFields& fields, const HfConfigOptions& options) {
+void refuse_unsupported(JsonFields& fields, Architecture architecture, const HfConfigOptions& options) {
   for (const char* key : {"attention_bias", "mlp_bias", "use_sliding_window", "attention_out_bias"}) {
     if (fields.boolean(key, false)) {
       fields.fail(key, "true is not supported; use a checkpoint without it");
@@ -74,7 +75,9 @@ void refuse_unsupported(JsonFields& fields, const HfConfigOptions& options) {
                   "must all be 'full_attention'; sliding or linear attention is not supported");
     }
   }
-  if (const Json* map = fields.find("auto_map"); map != nullptr) {
+  // DeepSeek's own checkpoints name code that says the same as transformers' class.
+  if (const Json* map = fields.find("auto_map");
+      map != nullptr && architecture != Architecture::kDeepseekV3) {
     fields.fail("auto_map",
                 "asks for code of the checkpoint's own, which is never run; use a standard model");
   }
@@ -87,13 +90,74 @@ void refuse_unsupported(JsonFields& fields, const HfConfigOptions& options) {
   }
 }
 
+// The parameters of one scaling, as transformers' modeling_rope_utils reads them. A factor of null under yarn
+// is the ratio of the context lengths.
+void read_scaling(JsonFields& fields, const std::string& type, int64_t max_positions, RopeScaling& scaling) {
+  constexpr std::string_view kOriginal = "original_max_position_embeddings";
+  if (type == "default") {
+    return;
+  }
+  if (type == "dynamic" || type == "longrope") {
+    fields.fail(
+        "rope_type",
+        fmt::format("'{}' makes the angles depend on a sequence's length, so that the trainer's pass over "
+                    "a whole sequence cannot equal the sampler's pass token by token; use a checkpoint "
+                    "with yarn, or remove the scaling if the context length allows it",
+                    type));
+    return;
+  }
+  if (type == "linear") {
+    scaling.kind = RopeKind::kLinear;
+    scaling.factor = fields.number("factor");
+  } else if (type == "llama3") {
+    scaling.kind = RopeKind::kLlama3;
+    scaling.factor = fields.number("factor");
+    scaling.low_freq_factor = fields.number("low_freq_factor");
+    scaling.high_freq_factor = fields.number("high_freq_factor");
+    scaling.original_max_position = fields.integer(kOriginal, 1, kMaxDim);
+  } else if (type == "yarn") {
+    scaling.kind = RopeKind::kYarn;
+    scaling.original_max_position = fields.integer(kOriginal, 1, kMaxDim, max_positions);
+    scaling.factor = fields.number(
+        "factor", static_cast<double>(max_positions) / static_cast<double>(scaling.original_max_position));
+    scaling.beta_fast = fields.number("beta_fast", scaling.beta_fast);
+    scaling.beta_slow = fields.number("beta_slow", scaling.beta_slow);
+    scaling.truncate = fields.boolean("truncate", scaling.truncate);
+    scaling.mscale = fields.number("mscale", 0.0);
+    scaling.mscale_all_dim = fields.number("mscale_all_dim", 0.0);
+    scaling.attention_factor = fields.number("attention_factor", 0.0);
+    if (scaling.beta_slow <= 0.0 || scaling.beta_fast < scaling.beta_slow) {
+      fields.fail("beta_fast", "must be at least beta_slow, and beta_slow positive");
+    }
+    if (scaling.mscale < 0.0 || scaling.mscale_all_dim < 0.0 || scaling.attention_factor < 0.0) {
+      fields.fail("mscale", "and mscale_all_dim and attention_factor must not be negative");
+    }
+  } else {
+    fields.fail("rope_type",
+                fmt::format("'{}' is not supported, only default, linear, llama3 and yarn; remove "
+                            "the scaling if the context length allows it",
+                            printable(type)));
+    return;
+  }
+  if (!fields.status().ok()) {
+    return;
+  }
+  if (!(scaling.factor >= 1.0)) {
+    fields.fail("factor", fmt::format("is {}, must be at least 1", scaling.factor));
+  }
+  if (!(scaling.low_freq_factor > 0.0 && scaling.high_freq_factor > scaling.low_freq_factor)) {
+    fields.fail("low_freq_factor", "must be positive and below high_freq_factor");
+  }
+}
+
 struct Rope {
   std::optional<double> theta;
   RopeScaling scaling;
 };
 
 // `key` is rope_parameters (transformers 5) or rope_scaling (before); both hold {rope_type | type, ...}.
-std::optional<Rope> read_rope(JsonFields& outer, std::string_view key, Status& status) {
+std::optional<Rope> read_rope(JsonFields& outer, std::string_view key, int64_t max_positions,
+                              Status& status) {
   const Json* value = outer.find(key);
   if (value == nullptr) {
     return std::nullopt;
@@ -117,20 +181,7 @@ std::optional<Rope> read_rope(JsonFields& outer, std::string_view key, Status& s
   if (fields.number("partial_rotary_factor", 1.0) != 1.0) {
     fields.fail("partial_rotary_factor", "must be 1: rotary embedding covers whole heads; use another model");
   }
-  if (type == "llama3") {
-    rope.scaling.factor = fields.number("factor");
-    rope.scaling.low_freq_factor = fields.number("low_freq_factor");
-    rope.scaling.high_freq_factor = fields.number("high_freq_factor");
-    rope.scaling.original_max_position = fields.integer("original_max_position_embeddings", 1, kMaxDim);
-    if (fields.status().ok() && !(rope.scaling.factor >= 1.0 && rope.scaling.low_freq_factor > 0.0 &&
-                                  rope.scaling.high_freq_factor > rope.scaling.low_freq_factor)) {
-      fields.fail("factor", "must be at least 1, and 0 < low_freq_factor < high_freq_factor");
-    }
-  } else if (type != "default") {
-    fields.fail("rope_type", fmt::format("'{}' is not supported, only default and llama3; remove the scaling "
-                                         "if the context length allows it",
-                                         printable(type)));
-  }
+  read_scaling(fields, type, max_positions, rope.scaling);
   if (status.ok()) {
     status = fields.status();
   }
@@ -139,8 +190,9 @@ std::optional<Rope> read_rope(JsonFields& outer, std::string_view key, Status& s
 
 Status read_rotary(JsonFields& fields, ModelConfig& config) {
   Status status;
-  const std::optional<Rope> modern = read_rope(fields, "rope_parameters", status);
-  std::optional<Rope> old = read_rope(fields, "rope_scaling", status);
+  const std::optional<Rope> modern =
+      read_rope(fields, "rope_parameters", config.max_position_embeddings, status);
+  std::optional<Rope> old = read_rope(fields, "rope_scaling", config.max_position_embeddings, status);
   ACCORD_RETURN_IF_ERROR(status);
   std::optional<double> old_theta;
   if (fields.has("rope_theta")) {
@@ -215,6 +267,52 @@ void read_experts(JsonFields& fields, ModelConfig& config) {
   }
 }
 
+// Keys of DeepseekV3Config; absent ones have transformers' defaults only where the value is a choice, not a
+// size.
+void read_deepseek(JsonFields& fields, ModelConfig& config) {
+  MlaConfig& mla = config.mla;
+  mla.q_lora_rank = fields.integer("q_lora_rank", 1, kMaxDim, 0);
+  mla.kv_lora_rank = fields.integer("kv_lora_rank", 1, kMaxDim);
+  mla.qk_nope_head_dim = fields.integer("qk_nope_head_dim", 1, kMaxDim);
+  mla.qk_rope_head_dim = fields.integer("qk_rope_head_dim", 1, kMaxDim);
+  mla.v_head_dim = fields.integer("v_head_dim", 1, kMaxDim);
+  mla.rope_interleave = fields.boolean("rope_interleave", true);
+  const auto must_be = [&](const char* key, int64_t expected, const char* what) {
+    if (fields.integer(key, 0, kMaxDim, expected) != expected) {
+      fields.fail(key, fmt::format("must be {} ({})", expected, what));
+    }
+  };
+  must_be("head_dim", mla.qk_rope_head_dim, "qk_rope_head_dim");
+  must_be("qk_head_dim", mla.qk_head_dim(), "qk_nope_head_dim + qk_rope_head_dim");
+  must_be("moe_layer_freq", 1, "every layer after first_k_dense_replace is a mixture of experts");
+  config.head_dim = mla.qk_rope_head_dim;
+
+  const char* key = fields.has("n_routed_experts") ? "n_routed_experts" : "num_local_experts";
+  config.num_experts = fields.integer(key, 1, kMaxExperts);
+  if (fields.has("num_local_experts")) {
+    must_be("num_local_experts", config.num_experts, "n_routed_experts");
+  }
+  config.num_experts_per_token = fields.integer("num_experts_per_tok", 1, kMaxExperts);
+  config.moe_intermediate_size = fields.integer("moe_intermediate_size", 1, kMaxDim);
+  config.num_shared_experts = fields.integer("n_shared_experts", 0, kMaxExperts);
+  config.num_expert_groups = fields.integer("n_group", 1, kMaxExperts);
+  config.num_chosen_groups = fields.integer("topk_group", 1, kMaxExperts);
+  config.routed_scaling_factor = fields.number("routed_scaling_factor");
+  config.norm_topk_prob = fields.boolean("norm_topk_prob", true);
+  config.router_bias = true;
+  config.router_scoring = RouterScoring::kSigmoid;
+  if (const std::string f = fields.text("scoring_func", "sigmoid"); f != "sigmoid") {
+    fields.fail("scoring_func", fmt::format("'{}' is not DeepSeek-V3's; use sigmoid", printable(f)));
+  }
+  if (const std::string m = fields.text("topk_method", "noaux_tc"); m != "noaux_tc") {
+    fields.fail("topk_method", fmt::format("'{}' is not DeepSeek-V3's; use noaux_tc", printable(m)));
+  }
+  const int64_t dense = fields.integer("first_k_dense_replace", 0, kMaxLayers);
+  for (size_t layer = 0; layer < config.layer_is_moe.size(); ++layer) {
+    config.layer_is_moe[layer] = static_cast<int64_t>(layer) >= dense;
+  }
+}
+
 // An id, a list of ids, or null. -1 stands for none in some files.
 std::vector<int32_t> read_ids(JsonFields& fields, std::string_view key) {
   const Json* value = fields.find(key);
@@ -256,13 +354,15 @@ StatusOr<ModelConfig> parse_hf_config(std::string_view text, const std::string& 
     return fields.status();
   }
   config.architecture = *architecture;
-  config.qk_norm = *architecture != Architecture::kLlama;
-  refuse_unsupported(fields, options);
+  config.qk_norm = *architecture == Architecture::kQwen3 || *architecture == Architecture::kQwen3Moe;
+  refuse_unsupported(fields, *architecture, options);
   read_sizes(fields, config);
   ACCORD_RETURN_IF_ERROR(fields.status());
   config.layer_is_moe.assign(static_cast<size_t>(config.num_layers), false);
   if (*architecture == Architecture::kQwen3Moe) {
     read_experts(fields, config);
+  } else if (*architecture == Architecture::kDeepseekV3) {
+    read_deepseek(fields, config);
   }
   const bool any_dense =
       std::find(config.layer_is_moe.begin(), config.layer_is_moe.end(), false) != config.layer_is_moe.end();

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "checkpoint/hf_config.hpp"
 #include "checkpoint/strict_json.hpp"
@@ -24,7 +25,40 @@ void set_class(Json& json, Architecture architecture) {
       json["architectures"] = {"Qwen3MoeForCausalLM"};
       json["model_type"] = "qwen3_moe";
       return;
+    case Architecture::kDeepseekV3:
+      json["architectures"] = {"DeepseekV3ForCausalLM"};
+      json["model_type"] = "deepseek_v3";
+      return;
   }
+}
+
+Json scaling_json(const RopeScaling& s) {
+  switch (s.kind) {
+    case RopeKind::kDefault:
+      break;
+    case RopeKind::kLinear:
+      return {{"rope_type", "linear"}, {"factor", s.factor}};
+    case RopeKind::kLlama3:
+      return {{"rope_type", "llama3"},
+              {"factor", s.factor},
+              {"low_freq_factor", s.low_freq_factor},
+              {"high_freq_factor", s.high_freq_factor},
+              {"original_max_position_embeddings", s.original_max_position}};
+    case RopeKind::kYarn: {
+      Json json = {{"rope_type", "yarn"},      {"factor", s.factor},
+                   {"beta_fast", s.beta_fast}, {"beta_slow", s.beta_slow},
+                   {"truncate", s.truncate},   {"original_max_position_embeddings", s.original_max_position}};
+      for (const auto& [key, value] : {std::pair{"mscale", s.mscale},
+                                       {"mscale_all_dim", s.mscale_all_dim},
+                                       {"attention_factor", s.attention_factor}}) {
+        if (value != 0.0) {
+          json[key] = value;
+        }
+      }
+      return json;
+    }
+  }
+  return {{"rope_type", "default"}};
 }
 
 // transformers before 5 silently ignores rope_parameters and takes theta 10000; 5 reads either form.
@@ -33,17 +67,8 @@ void set_both_names(Json& json, const ModelConfig& config) {
   json["torch_dtype"] = "bfloat16";
   json["head_dim"] = config.head_dim;
   json["tie_word_embeddings"] = config.tie_word_embeddings;
-  Json rope = {{"rope_type", "default"}};
-  if (config.rope_scaling.original_max_position > 0) {
-    rope = {{"rope_type", "llama3"},
-            {"factor", config.rope_scaling.factor},
-            {"low_freq_factor", config.rope_scaling.low_freq_factor},
-            {"high_freq_factor", config.rope_scaling.high_freq_factor},
-            {"original_max_position_embeddings", config.rope_scaling.original_max_position}};
-    json["rope_scaling"] = rope;
-  } else {
-    json["rope_scaling"] = nullptr;
-  }
+  Json rope = scaling_json(config.rope_scaling);
+  json["rope_scaling"] = config.rope_scaling.kind == RopeKind::kDefault ? Json() : rope;
   rope["rope_theta"] = config.rope_theta;
   json["rope_theta"] = config.rope_theta;
   json["rope_parameters"] = rope;
@@ -51,6 +76,31 @@ void set_both_names(Json& json, const ModelConfig& config) {
     json["num_experts"] = config.num_experts;
     json["num_local_experts"] = config.num_experts;
   }
+  if (config.architecture == Architecture::kDeepseekV3) {
+    json["n_routed_experts"] = config.num_experts;
+    json.erase("num_local_experts");  // transformers 5's name for it, which older ones do not read
+  }
+}
+
+void set_deepseek(Json& json, const ModelConfig& config) {
+  const auto first_moe = std::find(config.layer_is_moe.begin(), config.layer_is_moe.end(), true);
+  json["first_k_dense_replace"] = first_moe - config.layer_is_moe.begin();
+  json["q_lora_rank"] = config.mla.q_lora_rank > 0 ? Json(config.mla.q_lora_rank) : Json();
+  json["kv_lora_rank"] = config.mla.kv_lora_rank;
+  json["qk_nope_head_dim"] = config.mla.qk_nope_head_dim;
+  json["qk_rope_head_dim"] = config.mla.qk_rope_head_dim;
+  json["v_head_dim"] = config.mla.v_head_dim;
+  json["rope_interleave"] = config.mla.rope_interleave;
+  json["num_experts_per_tok"] = config.num_experts_per_token;
+  json["moe_intermediate_size"] = config.moe_intermediate_size;
+  json["moe_layer_freq"] = 1;
+  json["norm_topk_prob"] = config.norm_topk_prob;
+  json["n_shared_experts"] = config.num_shared_experts;
+  json["n_group"] = config.num_expert_groups;
+  json["topk_group"] = config.num_chosen_groups;
+  json["routed_scaling_factor"] = config.routed_scaling_factor;
+  json["scoring_func"] = "sigmoid";
+  json["topk_method"] = "noaux_tc";
 }
 
 void set_tokens(Json& json, const ModelConfig& config) {
@@ -109,6 +159,9 @@ std::string make_config_json(const ModelConfig& config) {
         json["mlp_only_layers"].push_back(layer);
       }
     }
+  }
+  if (config.architecture == Architecture::kDeepseekV3) {
+    set_deepseek(json, config);
   }
   set_both_names(json, config);
   return pretty(json);

@@ -48,6 +48,10 @@ void init_block(const ParamSpec& parameter, double range, uint64_t seed, int64_t
     std::fill(out.begin(), out.end(), to_bf16(1.0F));
     return;
   }
+  if (parameter.role == ParamRole::kRouterBias) {
+    std::fill(out.begin(), out.end(), to_bf16(0.0F));
+    return;
+  }
   PhiloxStream stream(seed, stream_of(parameter.name, block));
   for (BF16& value : out) {
     value = to_bf16(static_cast<float>(range * stream.next_normal()));

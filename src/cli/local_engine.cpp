@@ -118,8 +118,7 @@ SamplingParams LocalEngine::sampling() const {
 
 StatusOr<std::unique_ptr<rollout::Engine>> LocalEngine::make_engine(const BatchSize& size) {
   const ModelConfig& c = config();
-  const int64_t bytes_per_row =
-      2 * c.num_layers * c.num_kv_heads * c.head_dim * size_of(local_->model().compute_dtype());
+  const int64_t bytes_per_row = kv_row_bytes(c, size_of(local_->model().compute_dtype()));
   rollout::EngineOptions options;
   options.max_batch_rows = std::max(size.max_rows, kPrefillChunk);
   options.prefill_chunk = kPrefillChunk;

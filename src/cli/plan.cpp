@@ -159,8 +159,7 @@ Status add_trainer_memory(const DryRun& run, Memory& memory) {
 }
 
 StatusOr<Memory> memory_of(const DryRun& run) {
-  const int64_t row = 2 * run.config.num_layers * run.config.num_kv_heads * run.config.head_dim *
-                      size_of(run.recipe.model.compute_dtype);
+  const int64_t row = kv_row_bytes(run.config, size_of(run.recipe.model.compute_dtype));
   Memory memory;
   memory.arena = run.manifest.arena_bytes;
   memory.kv_cache = controller::kv_cache_rows(run.recipe, row) * row;
@@ -186,6 +185,7 @@ StatusOr<DryRun> dry_run(const Arguments& arguments) {
     return annotate(hf.status(), "model.checkpoint");
   }
   run.config = std::move(hf->model);
+  run.config.mla.form = run.recipe.model.mla;
   for (const ParamSpec& spec : parameter_specs(run.config)) {
     run.parameters += spec.numel();
   }

@@ -297,7 +297,8 @@ Status replay(const Arguments& arguments) {
                           recipe::load_recipe(arguments.recipe, arguments.overrides));
   ACCORD_ASSIGN_OR_RETURN(const checkpoint::HfCheckpoint source,
                           checkpoint::HfCheckpoint::open(arguments.checkpoint));
-  const ModelConfig& config = source.config();
+  ModelConfig config = source.config();
+  config.mla.form = recipe.model.mla;
   ACCORD_RETURN_IF_ERROR(controller::check_model_rules(recipe, config));
   ACCORD_ASSIGN_OR_RETURN(const BatchFile file, BatchFile::open(arguments.batch));
   ACCORD_ASSIGN_OR_RETURN(const Recorded recorded, read_batch(file, recipe, config));

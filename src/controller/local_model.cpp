@@ -55,21 +55,24 @@ ThreadPool& LocalModel::pool() { return impl_->pool; }
 
 StatusOr<std::unique_ptr<LocalModel>> LocalModel::load(const LocalModelOptions& options) {
   recipe::PrecisionPart precision;  // no matchers: everything BF16
+  MlaForm mla = kDefaultMlaForm;
   Dtype dtype = Dtype::kBF16;
   if (!options.recipe.empty()) {
     // Only the precision counts here: a recipe that this version cannot train with can still be run.
     ACCORD_ASSIGN_OR_RETURN(const recipe::Inspection inspection, recipe::inspect_recipe_file(options.recipe));
     precision = inspection.recipe.precision;
     dtype = inspection.recipe.model.compute_dtype;
+    mla = inspection.recipe.model.mla;
   }
   ACCORD_ASSIGN_OR_RETURN(const checkpoint::HfCheckpoint source,
                           checkpoint::HfCheckpoint::open(options.checkpoint));
-  ACCORD_ASSIGN_OR_RETURN(const precision::PrecisionPlan plan,
-                          precision::build_plan(source.config(), precision));
-  ACCORD_RETURN_IF_ERROR(check_runnable(plan));
-
   auto impl = std::make_unique<Impl>(thread_count(options.threads));
   impl->config = source.config();
+  impl->config.mla.form = options.mla.value_or(mla);
+  ACCORD_ASSIGN_OR_RETURN(const precision::PrecisionPlan plan,
+                          precision::build_plan(impl->config, precision));
+  ACCORD_RETURN_IF_ERROR(check_runnable(plan));
+
   ACCORD_ASSIGN_OR_RETURN(impl->manifest, weights::build_manifest(impl->config, plan));
   ACCORD_ASSIGN_OR_RETURN(impl->arena, weights::Arena::create(impl->manifest.arena_bytes));
   const weights::Masters masters = [&source](const std::string& name) -> StatusOr<weights::Master> {

@@ -17,8 +17,9 @@ namespace accord::controller {
 struct LocalModelOptions {
   std::string checkpoint;              // a Hugging Face directory
   std::optional<Dtype> compute_dtype;  // kF32 or kBF16; empty: the recipe's, or bfloat16 without a recipe
-  std::string recipe;  // a recipe file whose precision plan decides the formats; empty: all BF16
-  int threads = 0;     // 0: one per core
+  std::string recipe;            // a recipe file whose precision plan decides the formats; empty: all BF16
+  int threads = 0;               // 0: one per core
+  std::optional<MlaForm> mla{};  // form of latent attention; empty: the recipe's, or the default
 };
 
 // Owns the arena (weights as the plan stores them), the thread pool and the model over both.

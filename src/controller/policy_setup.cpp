@@ -8,6 +8,7 @@ StatusOr<PolicySetup> make_policy_setup(const SetupJob& job) {
   PolicySetup setup;
   ACCORD_ASSIGN_OR_RETURN(setup.recipe, recipe::parse_recipe(job.recipe_yaml, "the controller's recipe"));
   ACCORD_ASSIGN_OR_RETURN(setup.hf, checkpoint::read_hf_config(setup.recipe.model.checkpoint));
+  setup.hf.model.mla.form = setup.recipe.model.mla;
   ACCORD_ASSIGN_OR_RETURN(setup.plan, precision::build_plan(setup.hf.model, setup.recipe.precision));
   ACCORD_ASSIGN_OR_RETURN(setup.manifest, weights::build_manifest(setup.hf.model, setup.plan));
   if (setup.plan.digest != job.plan_digest || setup.manifest.digest != job.manifest_digest) {

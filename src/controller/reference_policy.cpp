@@ -22,6 +22,8 @@ const char* name_of(Architecture architecture) {
       return "Qwen3";
     case Architecture::kQwen3Moe:
       return "Qwen3-MoE";
+    case Architecture::kDeepseekV3:
+      return "DeepSeek-V3";
   }
   return "unknown";
 }
@@ -66,6 +68,7 @@ StatusOr<std::unique_ptr<ReferencePolicy>> ReferencePolicy::load(const std::stri
   LocalModelOptions options;
   options.checkpoint = reference;
   options.compute_dtype = recipe.model.compute_dtype;
+  options.mla = recipe.model.mla;
   options.threads = threads;
   StatusOr<std::unique_ptr<LocalModel>> local = LocalModel::load(options);
   if (!local.ok()) {
@@ -103,11 +106,9 @@ Status ReferencePolicy::fill_packed(std::span<trainer::TrainSample> samples,
   model::Model& model = local_->model();
   const ModelConfig& c = local_->config();
   const int64_t rows = packed_.num_rows();
-  const int64_t width = c.num_kv_heads * c.head_dim;
   const MatrixView x_TH = x_.matrix(model.compute_dtype(), rows, c.hidden_size);
   // A layer is done before the next one begins: one layer's cache serves all.
-  const model::KvLayer kv{k_.matrix(model.compute_dtype(), rows, width),
-                          v_.matrix(model.compute_dtype(), rows, width)};
+  const model::KvLayer kv = model::kv_layer(c, model.compute_dtype(), rows, k_, v_);
   model.embed(packed_.batch(), x_TH);
   for (int64_t layer = 0; layer < c.num_layers; ++layer) {
     ACCORD_RETURN_IF_ERROR(model.layer_forward(layer, packed_.batch(), kv, x_TH, {}, nullptr));

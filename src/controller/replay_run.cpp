@@ -78,8 +78,8 @@ class Replay {
   StatusOr<ReplayedRun> run(const Start& start, uint64_t last) {
     const std::string ledger = run_dir_ + "/ledger.jsonl";
     ACCORD_ASSIGN_OR_RETURN(const RecordedVersion first, read_ledger_version(ledger, start.step));
-    ACCORD_ASSIGN_OR_RETURN(const checkpoint::HfConfig hf,
-                            checkpoint::read_hf_config(recipe_.model.checkpoint));
+    ACCORD_ASSIGN_OR_RETURN(checkpoint::HfConfig hf, checkpoint::read_hf_config(recipe_.model.checkpoint));
+    hf.model.mla.form = recipe_.model.mla;
     ACCORD_ASSIGN_OR_RETURN(const precision::PrecisionPlan plan,
                             precision::build_plan(hf.model, recipe_.precision));
     ACCORD_ASSIGN_OR_RETURN(const WeightManifest manifest, weights::build_manifest(hf.model, plan));

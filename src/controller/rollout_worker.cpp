@@ -69,8 +69,7 @@ StatusOr<SetupReport> RolloutWorkerImpl::setup(const SetupJob& job) {
   rollout::EngineOptions options;
   options.max_batch_rows = static_cast<int32_t>(recipe.rollout.max_batch_rows);
   options.prefill_chunk = static_cast<int32_t>(recipe.rollout.prefill_chunk);
-  options.kv_cache_tokens = kv_cache_rows(recipe, 2 * config.num_layers * config.num_kv_heads *
-                                                      config.head_dim * size_of(recipe.model.compute_dtype));
+  options.kv_cache_tokens = kv_cache_rows(recipe, kv_row_bytes(config, size_of(recipe.model.compute_dtype)));
   options.run_seed = recipe.run.seed;
   options.record_routing = recipe.algorithm.routing_replay;
   ACCORD_ASSIGN_OR_RETURN(

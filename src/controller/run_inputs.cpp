@@ -133,6 +133,7 @@ StatusOr<std::unique_ptr<RunInputs>> load_run_inputs(const recipe::Recipe& recip
   ACCORD_ASSIGN_OR_RETURN(const checkpoint::HfCheckpoint source,
                           checkpoint::HfCheckpoint::open(recipe.model.checkpoint));
   inputs->config = source.config();
+  inputs->config.mla.form = recipe.model.mla;
   ACCORD_RETURN_IF_ERROR(check_expert_parallel(recipe, inputs->config));
   ACCORD_RETURN_IF_ERROR(check_model_rules(recipe, inputs->config));
   if (const auto reference = reference_of(recipe)) {

@@ -16,7 +16,6 @@ Status sequence_logits(model::Model& model, const SequenceBatch& batch, const On
     }
   }
   const Dtype dtype = model.compute_dtype();
-  const int64_t width = c.num_kv_heads * c.head_dim;
   const int64_t num_pages = (batch.length + model::kPageSize - 1) / model::kPageSize;
   const int64_t cache_rows = num_pages * model::kPageSize;
   std::vector<int32_t> rows(static_cast<size_t>(batch.length));
@@ -28,8 +27,7 @@ Status sequence_logits(model::Model& model, const SequenceBatch& batch, const On
   Buffer x_buffer, k_buffer, v_buffer, logits_buffer;
   const MatrixView x = x_buffer.matrix(dtype, batch.length, c.hidden_size);
   // A sequence is done with a layer before the next one begins: one layer's cache serves all.
-  const model::KvLayer kv{k_buffer.matrix(dtype, cache_rows, width),
-                          v_buffer.matrix(dtype, cache_rows, width)};
+  const model::KvLayer kv = model::kv_layer(c, dtype, cache_rows, k_buffer, v_buffer);
   const MatrixView logits = logits_buffer.matrix(Dtype::kF32, batch.length, c.vocab_size);
   std::vector<std::vector<int32_t>> expert_ids(static_cast<size_t>(c.num_layers));
   const model::Segment segment{0, static_cast<int32_t>(batch.length), 0, pages.data()};

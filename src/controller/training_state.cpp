@@ -3,6 +3,7 @@
 #include <absl/strings/numbers.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -16,6 +17,11 @@ namespace accord::controller {
 namespace {
 
 constexpr char kOptimizerStepsKey[] = "optimizer_steps";
+
+// A router's correction bias is kept as it is.
+Dtype stored_dtype(const ParamSpec& spec) {
+  return spec.role == ParamRole::kRouterBias ? Dtype::kF32 : Dtype::kBF16;
+}
 
 // The files of one complete set.
 StatusOr<std::vector<std::string>> state_files(const std::string& directory) {
@@ -123,22 +129,42 @@ Status load_training_state(const std::string& directory, trainer::Trainer& train
 Status save_hf_weights(const std::string& directory, const checkpoint::HfConfig& config,
                        const std::string& tokenizer_dir, trainer::Trainer& trainer, Communicator* group,
                        Deadline deadline) {
-  std::vector<BF16> values;
-  const auto provide = [&](const ParamSpec& spec) -> StatusOr<std::span<const BF16>> {
-    values.resize(static_cast<size_t>(spec.numel()));
+  std::vector<std::byte> bytes;
+  const auto provide = [&](const ParamSpec& spec) -> StatusOr<std::span<const std::byte>> {
+    const Dtype dtype = stored_dtype(spec);
+    bytes.resize(static_cast<size_t>(spec.numel() * size_of(dtype)));
     const std::span<const float> master = trainer.master(spec.name);
-    std::transform(master.begin(), master.end(), values.begin(), to_bf16);
+    if (dtype == Dtype::kF32) {
+      std::memcpy(bytes.data(), master.data(), master.size_bytes());
+    } else {
+      std::transform(master.begin(), master.end(), reinterpret_cast<BF16*>(bytes.data()), to_bf16);
+    }
     const int32_t owner = trainer.owner(spec.name);
     if (group != nullptr && owner != 0) {
-      ACCORD_RETURN_IF_ERROR(group->broadcast(
-          values.data(), static_cast<int64_t>(values.size() * sizeof(BF16)), owner, deadline));
+      ACCORD_RETURN_IF_ERROR(
+          group->broadcast(bytes.data(), static_cast<int64_t>(bytes.size()), owner, deadline));
     }
-    return std::span<const BF16>(values);
+    return std::span<const std::byte>(bytes);
   };
   if (group == nullptr || group->rank() == 0) {
+    std::vector<checkpoint::TensorSpec> tensors;
+    for (const ParamSpec& spec : trainer.parameters()) {
+      tensors.push_back({spec.name, stored_dtype(spec), spec.shape});
+    }
+    size_t next = 0;  // tensors are produced in the order given
+    const auto produce = [&](const checkpoint::TensorSpec&, const checkpoint::ByteSink& sink) -> Status {
+      ACCORD_ASSIGN_OR_RETURN(const auto values, provide(trainer.parameters()[next++]));
+      return sink(values.data(), values.size());
+    };
+    ACCORD_ASSIGN_OR_RETURN(const std::string config_json,
+                            checkpoint::normalized_config_json(config.config_json, directory));
     checkpoint::HfWriteOptions options;
     options.tokenizer_dir = tokenizer_dir;
-    return checkpoint::write_hf_checkpoint(directory, config, provide, options);
+    return checkpoint::write_hf_directory(directory, config_json,
+                                          config.generation_config_json.empty()
+                                              ? checkpoint::make_generation_config_json(config.model)
+                                              : config.generation_config_json,
+                                          tensors, produce, options);
   }
   for (const ParamSpec& spec : trainer.parameters()) {  // the order in which rank 0 asks
     ACCORD_RETURN_IF_ERROR(provide(spec).status());

@@ -14,6 +14,8 @@ int64_t expected_data_bytes(WeightFormat format, int64_t numel) {
       return numel;
     case WeightFormat::kNVFP4:
       return numel / 2;
+    case WeightFormat::kF32:
+      return 4 * numel;
   }
   return -1;
 }
@@ -66,8 +68,20 @@ class Binder {
     return absl::OkStatus();
   }
 
+  Status exact(const ParamSpec& spec, const float*& out) const {
+    ACCORD_ASSIGN_OR_RETURN(const WeightEntry* e, find(spec));
+    if (e->format != WeightFormat::kF32 || e->data_offset % 4 != 0) {
+      return data_error("weight manifest: '{}' must be aligned FP32", spec.name);
+    }
+    out = reinterpret_cast<const float*>(arena_ + e->data_offset);
+    return absl::OkStatus();
+  }
+
   Status linear(const ParamSpec& spec, LinearWeight& out) const {
     ACCORD_ASSIGN_OR_RETURN(const WeightEntry* e, find(spec));
+    if (e->format == WeightFormat::kF32) {
+      return data_error("weight manifest: '{}' is FP32, which no product reads", spec.name);
+    }
     out.format = e->format;
     out.scaling = e->scaling;
     out.activations = e->activations;
@@ -114,12 +128,21 @@ Status bind_norm(const Binder& binder, const ParamSpec& spec, PolicyWeights& out
   if (spec.name.ends_with(".k_norm.weight")) {
     return binder.plain(spec, layer.k_norm);
   }
+  if (spec.name.ends_with(".q_a_layernorm.weight")) {
+    return binder.plain(spec, layer.q_a_norm);
+  }
+  if (spec.name.ends_with(".kv_a_layernorm.weight")) {
+    return binder.plain(spec, layer.kv_a_norm);
+  }
   return binder.plain(spec,
                       spec.name.ends_with(".input_layernorm.weight") ? layer.input_norm : layer.post_norm);
 }
 
 Status bind_layer_linear(const Binder& binder, const ParamSpec& spec, LayerWeights& layer) {
   const auto mlp = [&]() -> MlpWeights& {
+    if (spec.shared) {
+      return layer.shared;
+    }
     const auto index = static_cast<size_t>(spec.expert < 0 ? 0 : spec.expert);
     if (layer.mlp.size() <= index) {
       layer.mlp.resize(index + 1);
@@ -135,8 +158,18 @@ Status bind_layer_linear(const Binder& binder, const ParamSpec& spec, LayerWeigh
       return binder.linear(spec, layer.v);
     case ParamRole::kO:
       return binder.linear(spec, layer.o);
+    case ParamRole::kQA:
+      return binder.linear(spec, layer.q_a);
+    case ParamRole::kQB:
+      return binder.linear(spec, layer.q_b);
+    case ParamRole::kKvA:
+      return binder.linear(spec, layer.kv_a);
+    case ParamRole::kKvB:
+      return binder.linear(spec, layer.kv_b);
     case ParamRole::kRouter:
       return binder.linear(spec, layer.router);
+    case ParamRole::kRouterBias:
+      return binder.exact(spec, layer.router_bias);
     case ParamRole::kGate:
       return binder.linear(spec, mlp().gate);
     case ParamRole::kUp:
@@ -172,6 +205,16 @@ StatusOr<PolicyWeights> bind_weights(const ModelConfig& config, const WeightMani
         break;
       default:
         ACCORD_RETURN_IF_ERROR(bind_layer_linear(binder, spec, out.layers[static_cast<size_t>(spec.layer)]));
+    }
+  }
+  if (config.absorbed()) {
+    for (size_t layer = 0; layer < out.layers.size(); ++layer) {
+      if (out.layers[layer].kv_b.format != WeightFormat::kBF16) {
+        return data_error(
+            "weight manifest: kv_b_proj of layer {} is quantized along the latent, but the absorbed form "
+            "contracts its other axis too (keep it BF16, or use model.mla: plain)",
+            layer);
+      }
     }
   }
   return out;

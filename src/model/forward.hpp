@@ -35,8 +35,22 @@ struct Batch {
   int64_t num_rows() const { return static_cast<int64_t>(tokens.size()); }
 };
 
+// A layer's cache of `rows` rows in memory of kv_widths(config); where values are part of the keys, `v` is
+// not used and the view of the values is one of `k`.
+KvLayer kv_layer(const ModelConfig& config, Dtype dtype, int64_t rows, void* k, void* v);
+KvLayer kv_layer(const ModelConfig& config, Dtype dtype, int64_t rows, Buffer& k, Buffer& v);
+
 // What one layer's backward needs, filled by layer_forward when asked for. Buffers are reused.
 // All in the compute dtype unless said otherwise.
+struct MlaTape {
+  Buffer q_a, q_a_norm;  // [T,q_lora] before and after the norm (input of q_b)
+  Buffer inv_rms_q_a;    // [T] fp32
+  Buffer kv_a;           // [T,kv_lora+rope] latent before its norm, rotary key before its turn
+  Buffer latent;         // [T,kv_lora] after the norm (input of kv_b)
+  Buffer inv_rms_kv_a;   // [T] fp32
+  Buffer q_latent;       // [T,heads*(kv_lora+rope)] absorbed: what attends
+  Buffer attn_latent;    // [T,heads*kv_lora] absorbed: what attention returns
+};
 struct LayerTape {
   Buffer norm1;                 // [T,H] output of the input norm (input of q, k, v)
   Buffer inv_rms1;              // [T] fp32
@@ -48,16 +62,19 @@ struct LayerTape {
   Buffer x_mid;                 // [T,H] residual stream after attention
   Buffer norm2;                 // [T,H] output of the post-attention norm (input of MLP or router)
   Buffer inv_rms2;              // [T] fp32
+  MlaTape mla;                  // latent attention; q and attn are above, q_raw and k_raw not used
   // MLP. Dense: one block of T rows. MoE: rows sorted by expert, then by token; R = T*K rows.
   Buffer gate, up;                      // [R,I] (with an expert group [A,I], of the A arrived rows)
   Buffer act;                           // [R,I] silu(gate)*up (input of down; [A,I] likewise)
   Buffer down;                          // [R,H] expert outputs before weighting (MoE only)
-  Buffer router_probs;                  // [T,E] fp32 softmax over all experts (MoE only)
+  Buffer router_probs;                  // [T,E] fp32 scores of all experts, softmax or sigmoid (MoE only)
   Buffer topk_weights;                  // [T,K] fp32 (MoE only)
   std::vector<int32_t> topk_ids;        // [T*K] expert ids, best first (MoE only)
   std::vector<int32_t> expert_offsets;  // [E+1] first sorted row of each expert
   std::vector<int32_t> sorted_tokens;   // [R] token of each sorted row
   std::vector<int32_t> sorted_slots;    // [R] its slot 0..K-1 in the token's top-k
+  Buffer shared_gate, shared_up;        // [T,shared I] of the shared experts
+  Buffer shared_act;                    // [T,shared I]
   // Only with an expert group; gate, up and act are in owner order.
   ExchangePlan exchange;
   Buffer arrived;  // [A,H] norm2 of the arrived rows in arrival order (input of their gate and up)
@@ -81,8 +98,14 @@ struct LayerWeights {
   const BF16* q_norm = nullptr;
   const BF16* k_norm = nullptr;
   LinearWeight q, k, v, o;
-  LinearWeight router;          // MoE
-  std::vector<MlpWeights> mlp;  // one (dense) or one per expert
+  // Latent attention: q_a, its norm and q_b (or q alone), kv_a, its norm, kv_b, o.
+  const BF16* q_a_norm = nullptr;
+  const BF16* kv_a_norm = nullptr;
+  LinearWeight q_a, q_b, kv_a, kv_b;
+  LinearWeight router;                 // MoE
+  const float* router_bias = nullptr;  // [E]; null: none
+  MlpWeights shared;                   // MoE; n = 0: no shared experts
+  std::vector<MlpWeights> mlp;         // one (dense) or one per expert
 };
 
 struct PolicyWeights {
@@ -142,6 +165,7 @@ class Model {
  private:
   friend class LayerRun;
   friend class ExpertMlps;
+  friend class LatentAttention;
   struct Impl;
   explicit Model(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;

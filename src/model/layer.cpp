@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <optional>
 
 #include "kernels/embedding/embedding.hpp"
 #include "kernels/gemm/gemm.hpp"
@@ -15,6 +16,7 @@
 #include "kernels/swiglu/swiglu.hpp"
 #include "model/expert_mlps.hpp"
 #include "model/impl.hpp"
+#include "model/latent_attention.hpp"
 
 namespace accord::model {
 namespace {
@@ -58,6 +60,7 @@ int64_t macs(const LinearWeight& w) { return w.n * w.k; }
 struct Activations {
   MatrixView norm1, q_raw, k_raw, v, q, attn, branch, x_mid, norm2;
   MatrixView gate, up, act, down;
+  MatrixView shared_gate, shared_up, shared_act;
   float* inv_rms1 = nullptr;
   float* inv_rms_q = nullptr;
   float* inv_rms_k = nullptr;
@@ -94,10 +97,7 @@ class LayerRun {
     if (moe_) {
       ACCORD_RETURN_IF_ERROR(experts());
       m_.for_rows(rows_, rows_ * c_.hidden_size * c_.num_experts_per_token,
-                  [this](int64_t b, int64_t e, ThreadPool*) {
-                    kernels::combine_experts(a_.x_mid, a_.down, tape_.topk_weights.as<float>(),
-                                             m_.slot_rows.data(), c_.num_experts_per_token, b, e, x_);
-                  });
+                  [this](int64_t b, int64_t e, ThreadPool*) { combine(b, e); });
     }
     return absl::OkStatus();
   }
@@ -113,14 +113,17 @@ class LayerRun {
 
   // Everything up to the router, and dense layers to the end.
   void attention_and_router() {
-    m_.for_rows(rows_, rows_ * (macs(w_.q) + macs(w_.k) + macs(w_.v)),
+    const int64_t projections = latent_ ? latent_->project_work() : macs(w_.q) + macs(w_.k) + macs(w_.v);
+    m_.for_rows(rows_, rows_ * projections,
                 [this](int64_t b, int64_t e, ThreadPool* inner) { project(b, e, inner); });
     int64_t work = rows_ * macs(w_.o) + attention_work();
-    work += rows_ * (moe_ ? macs(w_.router) : 3 * macs(w_.mlp[0].up));
+    work += rows_ * (moe_ ? macs(w_.router) + 3 * macs(w_.shared.up) : 3 * macs(w_.mlp[0].up));
+    work += latent_ ? rows_ * latent_->finish_work() : 0;
     m_.for_rows(rows_, work, [this](int64_t b, int64_t e, ThreadPool* inner) {
       attend(b, e, inner);
       if (moe_) {
         route(b, e, inner);
+        shared_experts(b, e, inner);
       } else {
         dense_mlp(b, e, inner);
       }
@@ -129,28 +132,31 @@ class LayerRun {
 
   void prepare() {
     const Dtype d = m_.dtype;
-    const int64_t q_width = c_.num_heads * c_.head_dim;
-    const int64_t kv_width = c_.num_kv_heads * c_.head_dim;
     const auto floats = [](Buffer& buffer, int64_t count) {
       buffer.ensure(static_cast<size_t>(count) * sizeof(float));
       return buffer.as<float>();
     };
     a_.norm1 = tape_.norm1.matrix(d, rows_, c_.hidden_size);
     a_.inv_rms1 = floats(tape_.inv_rms1, rows_);
-    a_.q_raw = tape_.q_raw.matrix(d, rows_, q_width);
-    a_.k_raw = tape_.k_raw.matrix(d, rows_, kv_width);
-    a_.q = tape_.q.matrix(d, rows_, q_width);
-    a_.attn = tape_.attn.matrix(d, rows_, q_width);
+    a_.q = tape_.q.matrix(d, rows_, c_.q_width());
+    a_.attn = tape_.attn.matrix(d, rows_, c_.attention_width());
     a_.lse = floats(tape_.lse, rows_ * c_.num_heads);
     a_.x_mid = tape_.x_mid.matrix(d, rows_, c_.hidden_size);
     a_.norm2 = tape_.norm2.matrix(d, rows_, c_.hidden_size);
     a_.inv_rms2 = floats(tape_.inv_rms2, rows_);
-    a_.v = m_.v.matrix(d, rows_, kv_width);
     a_.branch = m_.branch.matrix(d, rows_, c_.hidden_size);
-    if (c_.qk_norm) {
-      a_.inv_rms_q = floats(tape_.inv_rms_q, rows_ * c_.num_heads);
-      a_.inv_rms_k = floats(tape_.inv_rms_k, rows_ * c_.num_kv_heads);
-      m_.k_normed.matrix(d, rows_, kv_width);
+    if (c_.has_mla()) {
+      latent_.emplace(m_, w_, batch_, kv_, tape_, a_.q, a_.attn);
+    } else {
+      const int64_t kv_width = c_.num_kv_heads * c_.head_dim;
+      a_.q_raw = tape_.q_raw.matrix(d, rows_, c_.q_width());
+      a_.k_raw = tape_.k_raw.matrix(d, rows_, kv_width);
+      a_.v = m_.v.matrix(d, rows_, kv_width);
+      if (c_.qk_norm) {
+        a_.inv_rms_q = floats(tape_.inv_rms_q, rows_ * c_.num_heads);
+        a_.inv_rms_k = floats(tape_.inv_rms_k, rows_ * c_.num_kv_heads);
+        m_.k_normed.matrix(d, rows_, kv_width);
+      }
     }
     const int64_t width = moe_ ? c_.moe_intermediate_size : c_.intermediate_size;
     const int64_t mlp_rows = moe_ ? rows_ * c_.num_experts_per_token : rows_;
@@ -174,6 +180,11 @@ class LayerRun {
     tape_.sorted_tokens.resize(r);
     tape_.sorted_slots.resize(r);
     m_.slot_rows.resize(r);
+    if (c_.num_shared_experts > 0) {
+      a_.shared_gate = tape_.shared_gate.matrix(m_.dtype, rows_, c_.shared_width());
+      a_.shared_up = tape_.shared_up.matrix(m_.dtype, rows_, c_.shared_width());
+      a_.shared_act = tape_.shared_act.matrix(m_.dtype, rows_, c_.shared_width());
+    }
     if (m_.exchange == nullptr) {
       mlps_.set_inputs(a_.norm2);
     }
@@ -184,7 +195,15 @@ class LayerRun {
     for (const Segment& s : batch_.segments) {
       pairs += int64_t{s.num_rows} * (s.first_position + (s.num_rows + 1) / 2);
     }
-    return 2 * pairs * c_.num_heads * c_.head_dim;
+    const kernels::AttentionShape shape = attention_shape();
+    return pairs * c_.num_heads * (shape.head_dim + shape.v_head_dim);
+  }
+
+  kernels::AttentionShape attention_shape() const {
+    if (latent_) {
+      return latent_->shape();
+    }
+    return {c_.num_heads, c_.num_kv_heads, c_.head_dim, c_.head_dim};
   }
 
   static void linear(SharedOperand& x, const LinearWeight& w, MatrixView y, ThreadPool* inner,
@@ -195,6 +214,11 @@ class LayerRun {
   void project(int64_t begin, int64_t end, ThreadPool* inner) {
     const int64_t n = end - begin;
     const MatrixView norm1 = a_.norm1.slice_rows(begin, n);
+    if (latent_) {
+      kernels::rms_norm(x_.slice_rows(begin, n), w_.input_norm, eps_, norm1, a_.inv_rms1 + begin);
+      latent_->project(norm1, begin, end, inner);
+      return;
+    }
     const MatrixView q_raw = a_.q_raw.slice_rows(begin, n);
     const MatrixView k_raw = a_.k_raw.slice_rows(begin, n);
     const MatrixView v = a_.v.slice_rows(begin, n);
@@ -226,8 +250,10 @@ class LayerRun {
   }
 
   void attend(int64_t begin, int64_t end, ThreadPool* inner) {
-    const kernels::AttentionShape shape{c_.num_heads, c_.num_kv_heads, c_.head_dim};
-    const auto heads = c_.num_kv_heads;
+    const kernels::AttentionShape shape = attention_shape();
+    const int64_t heads = shape.num_kv_heads;
+    const MatrixView query = latent_ ? latent_->query() : a_.q;
+    const MatrixView attended = latent_ ? latent_->attended() : a_.attn;
     const auto one = [&](int64_t i) {
       const formats::IeeeMode ieee;
       const Segment& s = batch_.segments[static_cast<size_t>(i / heads)];
@@ -235,7 +261,7 @@ class LayerRun {
       const int64_t to = std::min<int64_t>(end, int64_t{s.row_begin} + s.num_rows);
       if (from < to) {
         const WorkspacePool::Lease lease = m_.scratch.acquire();
-        kernels::attention(a_.q, kv_, s, from, to, i % heads, shape, a_.attn, a_.lse, *lease);
+        kernels::attention(query, kv_, s, from, to, i % heads, shape, attended, a_.lse, *lease);
       }
     };
     const int64_t tasks = static_cast<int64_t>(batch_.segments.size()) * heads;
@@ -243,6 +269,9 @@ class LayerRun {
       inner->parallel_for(tasks, std::ref(one));
     } else {
       for (int64_t i = 0; i < tasks; ++i) one(i);
+    }
+    if (latent_) {
+      latent_->finish(begin, end, inner);
     }
     const int64_t n = end - begin;
     const MatrixView branch = a_.branch.slice_rows(begin, n);
@@ -258,10 +287,39 @@ class LayerRun {
 
   void dense_mlp(int64_t begin, int64_t end, ThreadPool* inner) {
     const int64_t n = end - begin;
-    const MlpWeights& mlp = w_.mlp[0];
-    const MatrixView gate = a_.gate.slice_rows(begin, n);
-    const MatrixView up = a_.up.slice_rows(begin, n);
-    const MatrixView act = a_.act.slice_rows(begin, n);
+    mlp_branch(w_.mlp[0], {a_.gate, a_.up, a_.act}, begin, end, inner);
+    kernels::add_rows(a_.x_mid.slice_rows(begin, n), a_.branch.slice_rows(begin, n), x_.slice_rows(begin, n));
+  }
+
+  void shared_experts(int64_t begin, int64_t end, ThreadPool* inner) {
+    if (c_.num_shared_experts > 0) {
+      mlp_branch(w_.shared, {a_.shared_gate, a_.shared_up, a_.shared_act}, begin, end, inner);
+    }
+  }
+
+  // x = x_mid + (experts + shared experts), each sum rounded, as transformers adds them.
+  void combine(int64_t begin, int64_t end) {
+    const float* weights = tape_.topk_weights.as<float>();
+    const int64_t k = c_.num_experts_per_token;
+    const bool shared = c_.num_shared_experts > 0;
+    kernels::combine_experts(shared ? a_.branch : a_.x_mid, a_.down, weights, m_.slot_rows.data(), k, begin,
+                             end, shared ? a_.branch : x_);
+    if (shared) {
+      const int64_t n = end - begin;
+      kernels::add_rows(a_.x_mid.slice_rows(begin, n), a_.branch.slice_rows(begin, n),
+                        x_.slice_rows(begin, n));
+    }
+  }
+
+  // branch = an MLP of norm2 that every row passes.
+  struct MlpRows {
+    MatrixView gate, up, act;
+  };
+  void mlp_branch(const MlpWeights& mlp, const MlpRows& rows, int64_t begin, int64_t end, ThreadPool* inner) {
+    const int64_t n = end - begin;
+    const MatrixView gate = rows.gate.slice_rows(begin, n);
+    const MatrixView up = rows.up.slice_rows(begin, n);
+    const MatrixView act = rows.act.slice_rows(begin, n);
     const MatrixView branch = a_.branch.slice_rows(begin, n);
     const WorkspacePool::Lease lease = m_.scratch.acquire();
     SharedOperand operand(a_.norm2.slice_rows(begin, n), *lease);
@@ -270,7 +328,6 @@ class LayerRun {
     kernels::swiglu(gate, up, act);
     SharedOperand act_operand(act, *lease);
     linear(act_operand, mlp.down, branch, inner, m_.scratch);
-    kernels::add_rows(a_.x_mid.slice_rows(begin, n), branch, x_.slice_rows(begin, n));
   }
 
   void route(int64_t begin, int64_t end, ThreadPool* inner) {
@@ -282,17 +339,18 @@ class LayerRun {
     const WorkspacePool::Lease lease = m_.scratch.acquire();
     kernels::linear(kernels::make_operand(norm2, w_.router.activation_format(), *lease), w_.router,
                     matrix_view(probs, n, experts), inner, m_.scratch);
+    const kernels::RouterRule rule = kernels::router_rule(c_);
+    lease->tile.ensure(static_cast<size_t>(rule.experts + rule.groups) * sizeof(float));
     for (int64_t t = 0; t < n; ++t) {
       float* row = probs + t * experts;
       int32_t* ids = tape_.topk_ids.data() + (begin + t) * k;
-      kernels::router_softmax(row, experts, row);
+      kernels::router_scores(rule, row, row);
       if (routing_.replay.empty()) {
-        kernels::router_top_k(row, experts, k, ids);
+        kernels::router_choose(rule, row, w_.router_bias, ids, lease->tile.as<float>());
       } else {
         std::copy_n(routing_.replay.data() + (begin + t) * k, k, ids);
       }
-      kernels::router_weights(row, ids, k, c_.norm_topk_prob,
-                              tape_.topk_weights.as<float>() + (begin + t) * k);
+      kernels::router_weights(rule, row, ids, tape_.topk_weights.as<float>() + (begin + t) * k);
     }
     if (m_.exchange == nullptr) {
       mlps_.make_operands(begin, end, *lease);
@@ -364,6 +422,7 @@ class LayerRun {
   const int64_t rows_;
   const float eps_;
   Activations a_;
+  std::optional<LatentAttention> latent_;
 };
 
 Status Model::layer_forward(int64_t layer, const Batch& batch, const KvLayer& kv, MatrixView x_TH,

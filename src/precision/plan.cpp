@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "base/hash.hpp"
@@ -32,6 +33,8 @@ std::optional<std::string_view> structural_reason(ParamRole role) {
       return "structure: norm";
     case ParamRole::kRouter:
       return "structure: router";
+    case ParamRole::kRouterBias:
+      return "structure: router bias, exact";
     default:
       return std::nullopt;
   }
@@ -44,6 +47,7 @@ int64_t block_of(WeightFormat format) {
     case WeightFormat::kNVFP4:
       return kNvfp4Block;
     case WeightFormat::kBF16:
+    case WeightFormat::kF32:
       break;
   }
   return 1;
@@ -52,6 +56,23 @@ int64_t block_of(WeightFormat format) {
 std::string_view without_weight(std::string_view name) {
   constexpr std::string_view kSuffix = ".weight";
   return name.ends_with(kSuffix) ? name.substr(0, name.size() - kSuffix.size()) : name;
+}
+
+// Weights that stay BF16 unless a matcher's pattern says their name.
+struct KeptBf16 {
+  std::string_view reason;
+  std::vector<std::string_view> names;  // any of them in the pattern's text
+};
+
+std::optional<KeptBf16> kept_bf16(const ParamSpec& spec) {
+  if (spec.role == ParamRole::kKvB) {
+    return KeptBf16{"rule: kv_b_proj, which plain and absorbed attention contract along different axes",
+                    {"kv_b_proj", "linear_kv_up_proj"}};
+  }
+  if (spec.shared) {
+    return KeptBf16{"rule: shared experts", {"shared_expert"}};
+  }
+  return std::nullopt;
 }
 
 std::string unit_of(const ParamSpec& spec) {
@@ -78,6 +99,7 @@ class Planner {
   StatusOr<PrecisionPlan> build() {
     ACCORD_RETURN_IF_ERROR(collect_matchers());
     PrecisionPlan plan;
+    plan.mla = config_.has_mla() ? mla_form_name(config_.mla.form) : "";
     for (const ParamSpec& spec : parameter_specs(config_)) {
       ACCORD_ASSIGN_OR_RETURN(PlanRow row, decide(spec));
       plan.index.emplace(row.name, plan.rows.size());
@@ -110,13 +132,15 @@ class Planner {
     PlanRow row;
     row.name = spec.name;
     row.shape = spec.shape;
-    row.weight_decay = spec.role != ParamRole::kNorm;
+    row.weight_decay = spec.role != ParamRole::kNorm && spec.role != ParamRole::kRouterBias;
     // Every pattern sees every weight, so that one without effect is noticed.
     const std::vector<std::string> names = names_of(spec.name);
     Rule* exception = first_match(exceptions_, names);
-    Rule* matcher = first_match(matchers_, names);
+    const std::optional<KeptBf16> kept = kept_bf16(spec);
+    Rule* matcher = first_match(matchers_, names, kept ? &*kept : nullptr);
     if (const auto reason = structural_reason(spec.role)) {
       row.reason = *reason;
+      row.format = spec.role == ParamRole::kRouterBias ? WeightFormat::kF32 : WeightFormat::kBF16;
     } else if (exception != nullptr) {
       ++exception->decided;
       row.reason = exception->name;
@@ -127,8 +151,9 @@ class Planner {
     } else if (matcher != nullptr) {
       ++matcher->decided;
       ACCORD_RETURN_IF_ERROR(apply(*matcher, spec, row));
+      ACCORD_RETURN_IF_ERROR(check_kv_b(spec, row));
     } else {
-      row.reason = "no matcher";
+      row.reason = kept ? kept->reason : "no matcher";
     }
     return row;
   }
@@ -175,13 +200,36 @@ class Planner {
     return absl::OkStatus();
   }
 
-  static Rule* first_match(std::vector<Rule>& rules, const std::vector<std::string>& names) {
+  // The absorbed form multiplies by kv_b_proj along its rows, where a quantized copy has no blocks.
+  Status check_kv_b(const ParamSpec& spec, const PlanRow& row) {
+    if (spec.role != ParamRole::kKvB || row.format == WeightFormat::kBF16) {
+      return absl::OkStatus();
+    }
+    if (config_.absorbed()) {
+      return recipe_error(
+          "{}: {}, but model.mla: absorbed contracts it along both axes and needs it in BF16 (drop the "
+          "matcher, "
+          "or use model.mla: plain)",
+          spec.name, row.reason);
+    }
+    ++quantized_kv_b_;
+    return absl::OkStatus();
+  }
+
+  // `named`: only rules whose pattern says one of its names count.
+  static Rule* first_match(std::vector<Rule>& rules, const std::vector<std::string>& names,
+                           const KeptBf16* named = nullptr) {
     Rule* first = nullptr;
     for (Rule& rule : rules) {
-      if (rule.pattern.matches_any(names)) {
-        ++rule.matched;
-        first = first == nullptr ? &rule : first;
+      if (!rule.pattern.matches_any(names)) {
+        continue;
       }
+      ++rule.matched;
+      const bool counts = named == nullptr ||
+                          std::any_of(named->names.begin(), named->names.end(), [&](std::string_view name) {
+                            return rule.pattern.text().find(name) != std::string_view::npos;
+                          });
+      first = first == nullptr && counts ? &rule : first;
     }
     return first;
   }
@@ -233,6 +281,12 @@ class Planner {
           "{} weights that a matcher quantizes stay BF16: the block does not divide their contracted length",
           indivisible_));
     }
+    if (quantized_kv_b_ > 0) {
+      warnings.push_back(fmt::format(
+          "{} kv_b_proj weights are quantized: the absorbed form of attention, which inference engines use, "
+          "would compute other numbers than this run's plain form",
+          quantized_kv_b_));
+    }
     const auto check_count = [&](const char* key, const recipe::LayerShare& share) {
       if (!share.is_percent && share.value > static_cast<double>(config_.num_layers)) {
         warnings.push_back(fmt::format("bf16_layers.{}: {} layers of a model that has {}", key, share.value,
@@ -251,6 +305,8 @@ class Planner {
         return "mxfp8";
       case WeightFormat::kNVFP4:
         return "nvfp4";
+      case WeightFormat::kF32:
+        return "fp32";
     }
     return "?";
   }
@@ -266,6 +322,9 @@ class Planner {
   static std::string digest(const PrecisionPlan& plan) {
     Hasher hasher;
     hasher.update(kContractVersion);
+    if (!plan.mla.empty()) {
+      hasher.update("\nmla " + plan.mla);
+    }
     for (const PlanRow& row : plan.rows) {
       hasher.update(fmt::format("\n{} {} {}", row.name, options(row), row.unit));
     }
@@ -279,6 +338,7 @@ class Planner {
   std::vector<Rule> exceptions_;
   std::vector<Rule> matchers_;
   int64_t indivisible_ = 0;
+  int64_t quantized_kv_b_ = 0;
 };
 
 }  // namespace

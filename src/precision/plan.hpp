@@ -45,6 +45,7 @@ struct PrecisionPlan {
   // Things that a recipe says without effect, such as a pattern that matches no weight. They do not stop a
   // run, but whoever starts one should see them as errors of the recipe.
   std::vector<std::string> warnings;
+  std::string mla;     // the form of latent attention: plain or absorbed; empty where the model has none
   std::string digest;  // 32 hex digits over kContractVersion and what determines bytes in each row
 
   const PlanRow* find(std::string_view name) const;  // nullptr: no such weight
@@ -58,8 +59,10 @@ struct PrecisionPlan {
 
 // Order of decision, first hit wins: structure (embeddings, lm_head, norms, routers; a contracted axis that
 // the block does not divide), high_precision patterns, first and last layers, matchers in order, else BF16.
-// Recipe errors name the tensor: half of a gate+up unit in NVFP4, rows that a 16x16 layout or the column-wise
-// copies of backward `quantized` do not divide.
+// For kv_b_proj and shared experts only matchers count whose pattern says their name. Quantized kv_b_proj is
+// a recipe error under the absorbed form, and a warning under the plain one. Recipe errors name the tensor:
+// half of a gate+up unit in NVFP4, rows that a 16x16 layout or the column-wise copies of backward `quantized`
+// do not divide.
 StatusOr<PrecisionPlan> build_plan(const ModelConfig& config, const recipe::PrecisionPart& precision);
 
 }  // namespace accord::precision

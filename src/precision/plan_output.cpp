@@ -19,6 +19,8 @@ std::string_view format_name(WeightFormat format) {
       return "mxfp8";
     case WeightFormat::kNVFP4:
       return "nvfp4";
+    case WeightFormat::kF32:
+      return "fp32";
   }
   return "?";
 }
@@ -27,6 +29,7 @@ std::string_view format_name(WeightFormat format) {
 std::string_view layout_name(const PlanRow& row) {
   switch (row.format) {
     case WeightFormat::kBF16:
+    case WeightFormat::kF32:
       return "";
     case WeightFormat::kMXFP8:
       return "1x32";
@@ -134,6 +137,9 @@ std::string PrecisionPlan::to_json() const {
   Json out;
   out["contract"] = std::string(kContractVersion);
   out["digest"] = digest;
+  if (!mla.empty()) {
+    out["mla"] = mla;
+  }
   out["warnings"] = warnings;
   out["weights"] = Json::array();
   for (const PlanRow& row : rows) {
@@ -166,6 +172,9 @@ std::string PrecisionPlan::to_text() const {
   add("count", header);
   for (const Line& line : lines) {
     add(std::to_string(line.count), line.cells);
+  }
+  if (!mla.empty()) {
+    out += fmt::format("latent attention: {} form, in both pools\n", mla);
   }
   return out;
 }

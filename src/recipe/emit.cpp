@@ -312,6 +312,7 @@ std::string to_yaml(const Recipe& recipe) {
   e.open("model");
   e.text("checkpoint", recipe.model.checkpoint);
   e.choice("compute_dtype", recipe.model.compute_dtype);
+  e.choice("mla", recipe.model.mla);
   e.optional_text("reference", recipe.model.reference);
   e.close();
   emit_data(recipe.data, e);

@@ -11,6 +11,7 @@
 
 #include "base/dtype.hpp"
 #include "base/flow.hpp"
+#include "base/model_config.hpp"
 #include "base/status.hpp"
 
 namespace accord::recipe {
@@ -42,6 +43,7 @@ struct RunPart {
 struct ModelPart {
   std::string checkpoint;                // Hugging Face directory
   Dtype compute_dtype = Dtype::kBF16;    // bfloat16 | float32
+  MlaForm mla = kDefaultMlaForm;         // plain | absorbed; for models with latent attention
   std::optional<std::string> reference;  // directory of the reference policy; null: checkpoint
   bool operator==(const ModelPart&) const = default;
 };

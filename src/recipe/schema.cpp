@@ -53,6 +53,7 @@ void read_model(MapReader map, ModelPart& model) {
   map.require("checkpoint", "the directory of a Hugging Face checkpoint");
   map.text("checkpoint", model.checkpoint);
   map.choice("compute_dtype", model.compute_dtype);
+  map.choice("mla", model.mla);
   map.optional_text("reference", model.reference);
   map.finish();
 }

@@ -11,7 +11,7 @@ class ModelPolicy final : public Policy {
  public:
   explicit ModelPolicy(model::Model& model) : model_(model) {
     const ModelConfig& config = model.config();
-    kv_cols_ = config.num_kv_heads * config.head_dim;
+    widths_ = kv_widths(config);
     moe_slot_ = moe_slots(config);
   }
 
@@ -19,18 +19,20 @@ class ModelPolicy final : public Policy {
   int64_t max_positions() const override { return model_.config().max_position_embeddings; }
   int64_t routing_width() const override { return accord::routing_width(model_.config()); }
   int64_t num_experts() const override { return model_.config().num_experts; }
-  int64_t cache_row_bytes() const override { return num_matrices() * row_bytes(); }
+  int64_t cache_row_bytes() const override {
+    return kv_row_bytes(model_.config(), size_of(model_.compute_dtype()));
+  }
 
   void reserve(int64_t cache_rows, int64_t max_batch_rows) override {
-    const int64_t matrix_bytes = cache_rows * row_bytes();
-    cache_bytes_ = static_cast<size_t>(num_matrices() * matrix_bytes);
+    const int64_t layer_bytes = cache_rows * (row_bytes(widths_.k) + row_bytes(widths_.v));
+    cache_bytes_ = static_cast<size_t>(model_.config().num_layers * layer_bytes);
     cache_.ensure(cache_bytes_);
     std::byte* base = cache_.as<std::byte>();
     const Dtype dtype = model_.compute_dtype();
     for (int64_t layer = 0; layer < model_.config().num_layers; ++layer) {
-      std::byte* k = base + 2 * layer * matrix_bytes;
-      kv_.push_back({.k = {k, dtype, cache_rows, kv_cols_, kv_cols_},
-                     .v = {k + matrix_bytes, dtype, cache_rows, kv_cols_, kv_cols_}});
+      std::byte* k = base + layer * layer_bytes;
+      kv_.push_back(
+          model::kv_layer(model_.config(), dtype, cache_rows, k, k + cache_rows * row_bytes(widths_.k)));
     }
     x_.matrix(dtype, max_batch_rows, model_.config().hidden_size);
   }
@@ -38,14 +40,15 @@ class ModelPolicy final : public Policy {
   std::span<std::byte> cache_memory() override { return {cache_.as<std::byte>(), cache_bytes_}; }
 
   void copy_rows(int32_t from, int32_t to, int32_t count) override {
-    const auto copy = [&](const MatrixView& m) {
+    const auto copy = [&](const MatrixView& m, int64_t bytes) {
       std::byte* base = static_cast<std::byte*>(m.data);
-      std::memcpy(base + to * row_bytes(), base + from * row_bytes(),
-                  static_cast<size_t>(count * row_bytes()));
+      std::memcpy(base + to * bytes, base + from * bytes, static_cast<size_t>(count * bytes));
     };
     for (const model::KvLayer& layer : kv_) {
-      copy(layer.k);
-      copy(layer.v);
+      copy(layer.k, row_bytes(widths_.k));
+      if (widths_.v > 0) {  // else the values are part of the keys
+        copy(layer.v, row_bytes(widths_.v));
+      }
     }
   }
 
@@ -73,8 +76,7 @@ class ModelPolicy final : public Policy {
   }
 
  private:
-  int64_t num_matrices() const { return 2 * model_.config().num_layers; }
-  int64_t row_bytes() const { return kv_cols_ * size_of(model_.compute_dtype()); }
+  int64_t row_bytes(int64_t width) const { return width * size_of(model_.compute_dtype()); }
 
   // layer_ids_ [T, K] -> routing[:, slot, :]
   void scatter(int64_t slot, int64_t num_rows, std::vector<int32_t>& routing) const {
@@ -86,7 +88,7 @@ class ModelPolicy final : public Policy {
   }
 
   model::Model& model_;
-  int64_t kv_cols_ = 0;
+  KvWidths widths_;
   std::vector<int64_t> moe_slot_;  // per layer: its place among the MoE layers, or -1
   Buffer cache_;
   size_t cache_bytes_ = 0;

@@ -38,7 +38,9 @@ Status LayerBackward::run(int64_t layer, const model::Batch& batch, const model:
   const int64_t hidden = w_.config.hidden_size;
   if (params.router < 0) {
     if (rows == 0) return absl::OkStatus();
-    ACCORD_RETURN_IF_ERROR(dense_mlp(params, weights, tape, rows, dx_TH));
+    const RowMlp mlp{params.mlp[0], weights.mlp[0], w_.config.intermediate_size,
+                     tape.gate,     tape.up,        tape.act};
+    ACCORD_RETURN_IF_ERROR(row_mlp(mlp, tape, rows, dx_TH, scratch(dnorm_, rows * hidden)));
   } else {
     const Status status = experts(params, weights, tape, rows, dx_TH, exchange);
     if (!status.ok()) return annotate(status, fmt::format("backward of the experts of layer {}", layer));
@@ -52,21 +54,19 @@ Status LayerBackward::run(int64_t layer, const model::Batch& batch, const model:
   return absl::OkStatus();
 }
 
-Status LayerBackward::dense_mlp(const LayerParams& params, const model::LayerWeights& weights,
-                                const model::LayerTape& tape, int64_t rows, const float* dx_TH) {
+Status LayerBackward::row_mlp(const RowMlp& mlp, const model::LayerTape& tape, int64_t rows,
+                              const float* dx_TH, float* dnorm_TH) {
   const int64_t hidden = w_.config.hidden_size;
-  const int64_t width = w_.config.intermediate_size;
-  const MlpParams& mlp = params.mlp[0];
-  const model::MlpWeights& mlp_weights = weights.mlp[0];
+  const int64_t width = mlp.width;
   const float* dy = gradient_operand(dx_TH, rows * hidden);
-  const float* act = w_.operand(taped(tape.act, w_.compute_dtype, rows, width), act_);
+  const float* act = w_.operand(taped(mlp.act, w_.compute_dtype, rows, width), act_);
   float* dact = scratch(dact_, rows * width);
-  linears_.add({{mlp.down, &mlp_weights.down, dy}}, act, rows, dact);
+  linears_.add({{mlp.params.down, &mlp.weights.down, dy}}, act, rows, dact);
   ACCORD_RETURN_IF_ERROR(linears_.run());
 
   float* dgate = scratch(dgate_, rows * width);
-  const MatrixView gate = taped(tape.gate, w_.compute_dtype, rows, width);
-  const MatrixView up = taped(tape.up, w_.compute_dtype, rows, width);
+  const MatrixView gate = taped(mlp.gate, w_.compute_dtype, rows, width);
+  const MatrixView up = taped(mlp.up, w_.compute_dtype, rows, width);
   w_.for_rows(rows, [&](int64_t begin, int64_t count) {
     const int64_t at = begin * width;
     kernels::swiglu_backward(gate.slice_rows(begin, count), up.slice_rows(begin, count), dact + at,
@@ -75,8 +75,8 @@ Status LayerBackward::dense_mlp(const LayerParams& params, const model::LayerWei
   w_.round_gradient(dgate, rows * width);
   w_.round_gradient(dact, rows * width);
   const float* norm = w_.operand(taped(tape.norm2, w_.compute_dtype, rows, hidden), norm_);
-  linears_.add({{mlp.gate, &mlp_weights.gate, dgate}, {mlp.up, &mlp_weights.up, dact}}, norm, rows,
-               scratch(dnorm_, rows * hidden));
+  linears_.add({{mlp.params.gate, &mlp.weights.gate, dgate}, {mlp.params.up, &mlp.weights.up, dact}}, norm,
+               rows, dnorm_TH);
   return linears_.run();
 }
 
@@ -91,6 +91,9 @@ Status LayerBackward::attention(const LayerParams& params, const model::Batch& b
   const int64_t c_width = c.num_kv_heads * c.head_dim;
 
   const float* dy = gradient_operand(dx_TH, rows * hidden);
+  if (c.has_mla()) {
+    return latent_.run(params, batch, weights, kv, tape, dy, scratch(dnorm_, rows * hidden));
+  }
   const float* attn = w_.operand(taped(tape.attn, dtype, rows, q_width), attn_);
   float* dattn = scratch(dattn_, rows * q_width);
   linears_.add({{params.o, &weights.o, dy}}, attn, rows, dattn);

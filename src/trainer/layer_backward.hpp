@@ -14,6 +14,7 @@
 #include "base/status.hpp"
 #include "model/expert_exchange.hpp"
 #include "model/forward.hpp"
+#include "trainer/latent_attention_backward.hpp"
 #include "trainer/linear_backward.hpp"
 #include "trainer/workspace.hpp"
 
@@ -21,7 +22,8 @@ namespace accord::trainer {
 
 class LayerBackward {
  public:
-  explicit LayerBackward(Workspace& workspace) : w_(workspace), linears_(workspace) {}
+  explicit LayerBackward(Workspace& workspace)
+      : w_(workspace), linears_(workspace), latent_(workspace, linears_) {}
 
   // `x_in`: the layer's input. `tape` and `kv`: of this batch and layer. dx_TH holds the gradient of the
   // layer's output and is replaced by that of its input. With an expert group (`exchange` not null) every
@@ -33,8 +35,15 @@ class LayerBackward {
              model::ExpertExchange* exchange);
 
  private:
-  Status dense_mlp(const LayerParams& params, const model::LayerWeights& weights,
-                   const model::LayerTape& tape, int64_t rows, const float* dx_TH);
+  // An MLP that every row passes: dense, or the shared experts.
+  struct RowMlp {
+    const MlpParams& params;
+    const model::MlpWeights& weights;
+    int64_t width;
+    const Buffer &gate, &up, &act;
+  };
+  Status row_mlp(const RowMlp& mlp, const model::LayerTape& tape, int64_t rows, const float* dx_TH,
+                 float* dnorm_TH);
   // In layer_backward_experts.cpp.
   Status experts(const LayerParams& params, const model::LayerWeights& weights, const model::LayerTape& tape,
                  int64_t rows, const float* dx_TH, model::ExpertExchange* exchange);
@@ -60,8 +69,9 @@ class LayerBackward {
 
   Workspace& w_;
   LinearBackward linears_;
+  LatentAttentionBackward latent_;
   // Named after what they hold; all fp32, reused by every layer.
-  Buffer dy_, norm_, dnorm_, act_, dact_, dgate_, attn_, dattn_, dq_, dk_, dv_;
+  Buffer shared_dnorm_, dy_, norm_, dnorm_, act_, dact_, dgate_, attn_, dattn_, dq_, dk_, dv_;
   Buffer expert_in_, dexpert_in_, ddown_, dweights_, dlogits_;
   Buffer arrived_ddown_, arrived_din_;  // [A,H]
   Buffer travel_out_, travel_in_;       // rows on their way, in the dtype that travels

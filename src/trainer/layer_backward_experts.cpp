@@ -45,10 +45,11 @@ Status LayerBackward::experts(const LayerParams& params, const model::LayerWeigh
   });
   w_.round_gradient(ddown, expert_rows * hidden);
 
+  const kernels::RouterRule rule = kernels::router_rule(w_.config);
   float* dlogits = scratch(dlogits_, rows * num_experts);
   w_.for_rows(rows, [&](int64_t begin, int64_t count) {
-    kernels::router_backward(tape.router_probs.as<float>(), num_experts, tape.topk_ids.data(), dweights,
-                             slots, w_.config.norm_topk_prob, begin, begin + count, dlogits);
+    kernels::router_backward(rule, tape.router_probs.as<float>(), tape.topk_ids.data(), dweights, begin,
+                             begin + count, dlogits);
   });
   w_.round_gradient(dlogits, rows * num_experts);
   float* dnorm = scratch(dnorm_, rows * hidden);
@@ -66,6 +67,14 @@ Status LayerBackward::experts(const LayerParams& params, const model::LayerWeigh
   w_.for_rows(rows, [&](int64_t begin, int64_t count) {
     kernels::moe_dispatch_backward(dexpert_in, hidden, rows_of_slots_.data(), slots, begin, begin + count,
                                    dnorm);
+  });
+  if (params.shared.gate < 0 || rows == 0) return absl::OkStatus();
+  const RowMlp shared{params.shared,    weights.shared, w_.config.shared_width(),
+                      tape.shared_gate, tape.shared_up, tape.shared_act};
+  float* dshared = scratch(shared_dnorm_, rows * hidden);
+  ACCORD_RETURN_IF_ERROR(row_mlp(shared, tape, rows, dx_TH, dshared));
+  w_.for_rows(rows, [&](int64_t begin, int64_t count) {
+    for (int64_t i = begin * hidden; i < (begin + count) * hidden; ++i) dnorm[i] += dshared[i];
   });
   return absl::OkStatus();
 }

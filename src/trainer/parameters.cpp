@@ -75,7 +75,7 @@ Status Parameters::bind(const WeightManifest& manifest, const void* arena, bool 
   std::vector<bool> low_precision(specs_.size());
   for (size_t i = 0; i < specs_.size(); ++i) {
     if (entries[i] == nullptr) return internal_error("trainer: the manifest lacks {}", specs_[i].name);
-    low_precision[i] = entries[i]->format != WeightFormat::kBF16;
+    low_precision[i] = entries[i]->format != WeightFormat::kBF16 && entries[i]->format != WeightFormat::kF32;
   }
   original_layout_ = ShardLayout(
       shards_, specs_, [&](int64_t i) { return originals && low_precision[static_cast<size_t>(i)]; }, false);
@@ -86,6 +86,7 @@ Status Parameters::bind(const WeightManifest& manifest, const void* arena, bool 
     const size_t at = static_cast<size_t>(i);
     bits_[at] = nullptr;
     if (shards_.owns(i) || !shards_.holds(i)) continue;
+    if (entries[at]->format == WeightFormat::kF32) continue;  // no backward reads it
     if (!low_precision[at]) {
       bits_[at] =
           reinterpret_cast<const BF16*>(static_cast<const std::byte*>(arena) + entries[at]->data_offset);

@@ -19,11 +19,17 @@ constexpr int64_t kEmbeddingColumns = 32;  // per task
 // Tape bytes that a row takes at its home, and a row of an expert's MLP where the expert is (a dense MLP's
 // row counts like an expert's).
 int64_t home_bytes_per_row(const ModelConfig& c, int64_t layer, Dtype dtype) {
-  const int64_t q_width = c.num_heads * c.head_dim;
-  const int64_t c_width = c.num_kv_heads * c.head_dim;
-  const int64_t down =
-      c.layer_is_moe[static_cast<size_t>(layer)] ? c.num_experts_per_token * c.hidden_size : 0;
-  return (3 * c.hidden_size + 3 * q_width + 3 * c_width + down) * size_of(dtype);
+  const int64_t moe = c.layer_is_moe[static_cast<size_t>(layer)]
+                          ? c.num_experts_per_token * c.hidden_size + 3 * c.shared_width()
+                          : 0;
+  const KvWidths kv = kv_widths(c);
+  int64_t attention = 2 * c.q_width() + c.attention_width() + 2 * kv.k + kv.v;
+  if (c.has_mla()) {
+    const int64_t latents = 2 * (c.mla.q_lora_rank + c.mla.kv_lora_rank) + c.mla.qk_rope_head_dim;
+    const int64_t per_head = c.absorbed() ? 2 * c.mla.kv_lora_rank + c.mla.qk_rope_head_dim : 0;
+    attention = c.q_width() + c.attention_width() + kv.k + kv.v + latents + c.num_heads * per_head;
+  }
+  return (3 * c.hidden_size + attention + moe) * size_of(dtype);
 }
 
 int64_t mlp_bytes_per_row(const ModelConfig& c, int64_t layer, Dtype dtype) {
@@ -57,9 +63,7 @@ Pass::Slot& Pass::slot_of(int64_t layer) { return slots_[slot_of_layer_[static_c
 Status Pass::run_layer(int64_t layer, const PackedBatch& packed, MatrixView x, const PassRouting& routing,
                        bool observe, Slot& slot, bool with_tape) {
   const int64_t rows = packed.num_rows();
-  const int64_t c_width = w_.config.num_kv_heads * w_.config.head_dim;
-  const model::KvLayer kv{slot.k.matrix(w_.compute_dtype, rows, c_width),
-                          slot.v.matrix(w_.compute_dtype, rows, c_width)};
+  const model::KvLayer kv = model::kv_layer(w_.config, w_.compute_dtype, rows, slot.k, slot.v);
   model::Routing layer_routing;
   const int64_t moe_slot = moe_slots_[static_cast<size_t>(layer)];
   if (!routing.replay.empty() && moe_slot >= 0) {
@@ -207,7 +211,6 @@ Status Pass::layers_backward(const PackedBatch& packed, const PassRouting& routi
   const int64_t rows = packed.num_rows();
   const int64_t layers = w_.config.num_layers;
   const int64_t hidden = w_.config.hidden_size;
-  const int64_t c_width = w_.config.num_kv_heads * w_.config.head_dim;
   for (int64_t layer = layers - 1; layer >= 0; --layer) {
     Slot& slot = slot_of(layer);
     if (slot_of_layer_[static_cast<size_t>(layer)] == 0) {
@@ -217,8 +220,7 @@ Status Pass::layers_backward(const PackedBatch& packed, const PassRouting& routi
       if (bytes > 0) std::memcpy(x.data, inputs_[static_cast<size_t>(layer)].data(), bytes);
       ACCORD_RETURN_IF_ERROR(run_layer(layer, packed, x, routing, false, slot, true));
     }
-    const model::KvLayer kv{slot.k.matrix(w_.compute_dtype, rows, c_width),
-                            slot.v.matrix(w_.compute_dtype, rows, c_width)};
+    const model::KvLayer kv = model::kv_layer(w_.config, w_.compute_dtype, rows, slot.k, slot.v);
     ACCORD_RETURN_IF_ERROR(
         layer_backward_.run(layer, packed.batch(), model_.weights().layers[static_cast<size_t>(layer)],
                             input_of(layer, rows), kv, slot.tape, dx_.as<float>(), model_.expert_exchange()));

@@ -27,12 +27,14 @@ void RecordedRouting::build(std::span<const TrainSample> samples, std::span<cons
   }
 }
 
-void RecordedRouting::compare(int64_t layer, const float* probs_TE) {
+void RecordedRouting::compare(int64_t layer, const float* probs_TE, const float* bias_E) {
   const int64_t top_k = config_.num_experts_per_token;
   const int64_t slot = moe_slots_[static_cast<size_t>(layer)];
   std::vector<int32_t> live(static_cast<size_t>(top_k));
+  const kernels::RouterRule rule = kernels::router_rule(config_);
+  std::vector<float> choice(static_cast<size_t>(rule.experts + rule.groups));
   for (int64_t t = 0; t < rows_; ++t) {
-    kernels::router_top_k(probs_TE + t * config_.num_experts, config_.num_experts, top_k, live.data());
+    kernels::router_choose(rule, probs_TE + t * config_.num_experts, bias_E, live.data(), choice.data());
     const auto recorded = ids_.begin() + (slot * rows_ + t) * top_k;
     for (int32_t id : live) {
       common_ += std::find(recorded, recorded + top_k, id) != recorded + top_k ? 1.0 : 0.0;

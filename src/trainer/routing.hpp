@@ -17,8 +17,8 @@ class RecordedRouting {
   void build(std::span<const TrainSample> samples, std::span<const int32_t> members);
   std::span<const int32_t> ids() const { return ids_; }  // [MoE layers, T, K] of the last build
 
-  // Compares with the experts that these probabilities choose by score.
-  void compare(int64_t layer, const float* probs_TE);
+  // Compares with the experts that these scores (and the router's bias, if it has one) choose.
+  void compare(int64_t layer, const float* probs_TE, const float* bias_E);
   // Experts chosen by score over everything compared, and those among them that the routing knows.
   double chosen() const { return chosen_; }
   double common() const { return common_; }

@@ -116,7 +116,9 @@ Status Trainer::Impl::run_micro_batches(const StepSequences& step, int64_t round
     PassRouting routing;
     if (!recorded.ids().empty()) {
       if (options.algorithm.routing_replay) routing.replay = recorded.ids();
-      routing.observe = [&](int64_t layer, const float* probs_TE) { recorded.compare(layer, probs_TE); };
+      routing.observe = [&](int64_t layer, const float* probs_TE) {
+        recorded.compare(layer, probs_TE, model->weights().layers[static_cast<size_t>(layer)].router_bias);
+      };
     }
     const TokenLossFn token_loss = [&](int64_t token, const TokenValue& value) {
       const size_t s = static_cast<size_t>(packed.response_sequences()[static_cast<size_t>(token)]);

@@ -18,14 +18,26 @@ constexpr int64_t kElementBlock = 1 << 14;
 LayerParams layer_params(const Parameters& p, int64_t layer, int64_t num_experts) {
   const std::string base = fmt::format("model.layers.{}.", layer);
   const auto find = [&](const std::string& name) { return p.index(base + name + ".weight"); };
-  LayerParams out{find("input_layernorm"),  find("self_attn.q_proj"),
-                  find("self_attn.k_proj"), find("self_attn.v_proj"),
-                  find("self_attn.o_proj"), find("self_attn.q_norm"),
-                  find("self_attn.k_norm"), find("post_attention_layernorm"),
-                  find("mlp.gate"),         {}};
-  const auto add_mlp = [&](const std::string& prefix) {
-    out.mlp.push_back({find(prefix + "gate_proj"), find(prefix + "up_proj"), find(prefix + "down_proj")});
+  LayerParams out{find("input_layernorm"),
+                  find("self_attn.q_proj"),
+                  find("self_attn.k_proj"),
+                  find("self_attn.v_proj"),
+                  find("self_attn.o_proj"),
+                  find("self_attn.q_norm"),
+                  find("self_attn.k_norm"),
+                  find("post_attention_layernorm"),
+                  find("mlp.gate"),
+                  {},
+                  {},
+                  {}};
+  out.mla = {find("self_attn.q_a_proj"),       find("self_attn.q_a_layernorm"),
+             find("self_attn.q_b_proj"),       find("self_attn.kv_a_proj_with_mqa"),
+             find("self_attn.kv_a_layernorm"), find("self_attn.kv_b_proj")};
+  const auto mlp_of = [&](const std::string& prefix) {
+    return MlpParams{find(prefix + "gate_proj"), find(prefix + "up_proj"), find(prefix + "down_proj")};
   };
+  const auto add_mlp = [&](const std::string& prefix) { out.mlp.push_back(mlp_of(prefix)); };
+  out.shared = mlp_of("mlp.shared_experts.");
   if (out.router < 0) {
     add_mlp("mlp.");
   } else {

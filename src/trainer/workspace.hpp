@@ -22,9 +22,14 @@ namespace accord::trainer {
 struct MlpParams {
   int64_t gate, up, down;
 };
+struct MlaParams {
+  int64_t q_a, q_a_norm, q_b, kv_a, kv_a_norm, kv_b;
+};
 struct LayerParams {
   int64_t input_norm, q, k, v, o, q_norm, k_norm, post_norm, router;
   std::vector<MlpParams> mlp;  // one (dense) or one per expert
+  MlaParams mla;
+  MlpParams shared;
 };
 
 // How quantized linears are differentiated.

@@ -260,6 +260,9 @@ StatusOr<std::vector<float>> dequantize(const WeightEntry& entry, const precisio
     case WeightFormat::kBF16:
       formats::decode_bf16_row(reinterpret_cast<const BF16*>(data), shape.rows * shape.cols, out.data());
       break;
+    case WeightFormat::kF32:
+      std::copy_n(reinterpret_cast<const float*>(data), out.size(), out.begin());
+      break;
     case WeightFormat::kMXFP8:
       formats::dequantize_mxfp8(data, scales, shape.rows, shape.cols, formats::Axis::kRow,
                                 formats::Element::kE4M3, out.data());

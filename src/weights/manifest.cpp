@@ -17,6 +17,7 @@ namespace {
 Status check_shape(const precision::PlanRow& row, int64_t rows, int64_t cols) {
   switch (row.format) {
     case WeightFormat::kBF16:
+    case WeightFormat::kF32:
       return absl::OkStatus();
     case WeightFormat::kMXFP8:
       return formats::check_mxfp8_shape(rows, cols, formats::Axis::kRow);
@@ -44,6 +45,9 @@ void place(WeightEntry& entry, int64_t numel, Layout& layout) {
   switch (entry.format) {
     case WeightFormat::kBF16:
       std::tie(entry.data_offset, entry.data_bytes) = layout.place(numel * size_of(Dtype::kBF16));
+      break;
+    case WeightFormat::kF32:
+      std::tie(entry.data_offset, entry.data_bytes) = layout.place(numel * size_of(Dtype::kF32));
       break;
     case WeightFormat::kMXFP8:
       std::tie(entry.data_offset, entry.data_bytes) = layout.place(numel);

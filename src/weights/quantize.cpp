@@ -75,6 +75,10 @@ TileHealth quantize_tile(const WeightEntry& entry, const precision::PlanRow& row
   const int64_t cols = matrix_shape(entry).cols;
   const auto count = static_cast<int64_t>(masters.size());
   const int64_t begin = row_begin * cols;
+  if (entry.format == WeightFormat::kF32) {
+    std::copy(masters.begin(), masters.end(), reinterpret_cast<float*>(arena + entry.data_offset) + begin);
+    return {};
+  }
   TileHealth health{0, flushed_by_bf16(masters)};
   if (entry.format == WeightFormat::kBF16) {
     kernels::narrow(masters.data(), reinterpret_cast<BF16*>(arena + entry.data_offset) + begin, count);

@@ -138,7 +138,10 @@ TEST_CASE("what would change the numbers is refused by name") {
   refused(kLlama + R"(,"partial_rotary_factor":0.5)", "partial_rotary_factor");
   refused(kLlama + R"(,"auto_map":{"AutoModel":"x.Y"})", "auto_map");
   refused(kLlama + R"(,"quantization_config":{"quant_method":"fp8"})", "load the BF16 checkpoint");
-  refused(kLlama + R"(,"rope_scaling":{"type":"yarn","factor":4.0})", "rope_type 'yarn' is not supported");
+  refused(kLlama + R"(,"rope_scaling":{"type":"dynamic","factor":4.0})", "depend on a sequence's length");
+  refused(kLlama + R"(,"rope_scaling":{"type":"longrope","factor":4.0})", "depend on a sequence's length");
+  refused(kLlama + R"(,"rope_scaling":{"type":"ntk","factor":4.0})", "rope_type 'ntk' is not supported");
+  refused(kLlama + R"(,"rope_scaling":{"type":"yarn","factor":0.5})", "factor is 0.5, must be at least 1");
   refused(kLlama + R"(,"rope_parameters":{"full_attention":{"rope_theta":1.0}})", "per layer type");
   refused(kLlama + R"(,"rope_scaling":{"rope_type":"llama3","factor":8.0})", "low_freq_factor is missing");
   refused(kLlama + R"(,"rope_scaling":5)", "rope_scaling must be an object");
@@ -150,6 +153,67 @@ TEST_CASE("what would change the numbers is refused by name") {
   REQUIRE(
       parse_hf_config("{" + kLlama + R"(,"quantization_config":{}})", "c.json", {.allow_quantization = true})
           .ok());
+}
+
+namespace {
+const std::string kDeepseek =
+    R"("architectures":["DeepseekV3ForCausalLM"],"model_type":"deepseek_v3","vocab_size":320,"hidden_size":64,"num_hidden_layers":4,"num_attention_heads":4,"num_key_value_heads":4,"intermediate_size":96,"max_position_embeddings":163840,"num_experts_per_tok":2,"moe_intermediate_size":32,"n_routed_experts":8,"n_shared_experts":1,"first_k_dense_replace":1,"n_group":4,"topk_group":2,"routed_scaling_factor":2.5,"kv_lora_rank":32,"qk_nope_head_dim":32,"qk_rope_head_dim":16,"v_head_dim":24)";
+}  // namespace
+
+TEST_CASE("a DeepSeek-V3 config says what its model is") {
+  // As the published files have it: old names, their own code named beside the class.
+  const ModelConfig c = good(
+      kDeepseek +
+      R"(,"q_lora_rank":24,"auto_map":{"AutoModel":"x.Y"},"scoring_func":"sigmoid","topk_method":"noaux_tc","moe_layer_freq":1,"rope_scaling":{"type":"yarn","factor":40,"beta_fast":32,"beta_slow":1,"mscale":1.0,"mscale_all_dim":1.0,"original_max_position_embeddings":4096})");
+  CHECK(c.mla == MlaConfig{24, 32, 32, 16, 24});
+  CHECK(c.head_dim == 16);
+  CHECK(c.layer_is_moe == std::vector<bool>{false, true, true, true});
+  CHECK(c.router_scoring == RouterScoring::kSigmoid);
+  CHECK(c.num_expert_groups == 4);
+  CHECK(c.num_chosen_groups == 2);
+  CHECK(c.routed_scaling_factor == 2.5);
+  CHECK(c.norm_topk_prob);
+  CHECK_FALSE(c.qk_norm);
+  CHECK(c.rope_scaling.kind == RopeKind::kYarn);
+  CHECK(c.rope_scaling.factor == 40.0);
+  CHECK(rope_attention_factor(c.rope_scaling) == 1.0);
+  const auto back = parse_hf_config(make_config_json(c), "c.json");
+  REQUIRE(back.ok());
+  CHECK(*back == c);
+  const auto normalized = normalized_config_json("{" + kDeepseek + R"(,"num_local_experts":8})", "c.json");
+  REQUIRE(normalized.ok());
+  CHECK(*parse_hf_config(*normalized, "c.json") == good(kDeepseek));
+  CHECK(good(kDeepseek + R"(,"q_lora_rank":null)").mla.q_lora_rank == 0);
+
+  std::vector<std::string> names;
+  for (const ParamSpec& spec : parameter_specs(c)) {
+    if (spec.layer == 1 && spec.expert < 0)
+      names.push_back(spec.name.substr(std::string("model.layers.1.").size()));
+  }
+  CHECK(names == std::vector<std::string>{
+                     "input_layernorm.weight", "self_attn.q_a_proj.weight", "self_attn.q_a_layernorm.weight",
+                     "self_attn.q_b_proj.weight", "self_attn.kv_a_proj_with_mqa.weight",
+                     "self_attn.kv_a_layernorm.weight", "self_attn.kv_b_proj.weight",
+                     "self_attn.o_proj.weight", "post_attention_layernorm.weight", "mlp.gate.weight",
+                     "mlp.gate.e_score_correction_bias", "mlp.shared_experts.gate_proj.weight",
+                     "mlp.shared_experts.up_proj.weight", "mlp.shared_experts.down_proj.weight"});
+
+  refused(kDeepseek + R"(,"scoring_func":"softmax")", "scoring_func 'softmax'");
+  refused(kDeepseek + R"(,"topk_method":"greedy")", "topk_method 'greedy'");
+  refused(kDeepseek + R"(,"head_dim":64)", "head_dim must be 16");
+  refused(kDeepseek + R"(,"moe_layer_freq":2)", "moe_layer_freq must be 1");
+  refused(kDeepseek + R"(,"num_local_experts":4)", "num_local_experts must be 8");
+  const auto with = [](const std::string& from, const std::string& to) {
+    std::string text = kDeepseek;
+    return text.replace(text.find(from), from.size(), to);
+  };
+  refused(with(R"("n_group":4)", R"("n_group":3)"), "n_group (3) must divide the 8 experts");
+  refused(with(R"("n_group":4)", R"("n_group":8)"), "one expert per group");
+  refused(with(R"("num_experts_per_tok":2)", R"("num_experts_per_tok":5)"), "hold only 4 experts");
+  refused(with(R"("kv_lora_rank":32)", R"("kv_lora_rank":24)"), "kv_lora_rank (24) must be a multiple of 16");
+  refused(with(R"("v_head_dim":24)", R"("v_head_dim":20)"), "v_head_dim is 20");
+  refused(with(R"(,"v_head_dim":24)", ""), "v_head_dim is missing");
+  refused(with(R"("num_key_value_heads":4)", R"("num_key_value_heads":2)"), "num_key_value_heads (2)");
 }
 
 TEST_CASE("wrong types, sizes and duplicates are refused by name") {

@@ -67,6 +67,49 @@ TEST_CASE("Router weights are divided by their sum when asked") {
   CHECK(weights == std::vector<float>{0.4F / (0.4F + 0.2F), 0.2F / (0.4F + 0.2F)});
 }
 
+TEST_CASE("A sigmoid router chooses by score and bias within the best groups and weighs by score") {
+  RouterRule rule;
+  rule.scoring = RouterScoring::kSigmoid;
+  rule.experts = 8;
+  rule.k = 2;
+  rule.groups = 4;
+  rule.chosen_groups = 2;
+  rule.factor = 2.5F;
+  std::vector<float> scores(8);
+  std::vector<float> scratch(12);
+  std::vector<int32_t> ids(2);
+  const std::vector<float> logits{-2.0F, 0.0F, 3.0F, -40.0F, 100.0F, -100.0F, 1.0F, 1.0F};
+  router_scores(rule, logits.data(), scores.data());
+  for (size_t e = 0; e < 8; ++e) {
+    CHECK(scores[e] == Approx(1.0 / (1.0 + std::exp(-double{logits[e]}))).epsilon(1e-6).margin(1e-38));
+  }
+  const auto choose = [&](const std::vector<float>& s, const std::vector<float>& bias) {
+    router_choose(rule, s.data(), bias.empty() ? nullptr : bias.data(), ids.data(), scratch.data());
+    return ids;
+  };
+  // Group sums .2 .9 .7 .8: the groups of experts 2, 3 and 6, 7 are kept, so that 4 is out although it is
+  // best.
+  const std::vector<float> s{0.1F, 0.1F, 0.5F, 0.4F, 0.7F, 0.0F, 0.4F, 0.4F};
+  CHECK(choose(s, {}) == std::vector<int32_t>{2, 3});
+  // Equal choices go to the lowest expert, equal groups to the lowest group.
+  CHECK(choose({0.3F, 0.3F, 0.3F, 0.3F, 0.3F, 0.3F, 0.3F, 0.3F}, {}) == std::vector<int32_t>{0, 1});
+  // The bias moves the choice, not the weights.
+  const std::vector<float> bias{0.0F, 0.0F, 0.0F, 0.0F, 0.0F, 1.0F, 0.0F, 0.0F};
+  CHECK(choose(s, bias) == std::vector<int32_t>{5, 4});
+  std::vector<float> weights(2);
+  router_weights(rule, s.data(), ids.data(), weights.data());
+  CHECK(weights[0] == 0.0F);
+  CHECK(weights[1] == 2.5F);
+  rule.normalize = false;
+  router_weights(rule, s.data(), ids.data(), weights.data());
+  CHECK(weights[1] == 0.7F * 2.5F);
+  // Whatever is not a number: two different valid experts.
+  const std::vector<float> broken(8, kNaN);
+  choose(broken, bias);
+  CHECK(ids[0] != ids[1]);
+  for (const int32_t id : ids) CHECK((id >= 0 && id < 8));
+}
+
 TEST_CASE("Tokens are sorted by expert and then by token and come back") {
   constexpr int64_t kTokens = 23;
   constexpr int64_t kExperts = 6;

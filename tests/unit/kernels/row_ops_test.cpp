@@ -69,10 +69,95 @@ TEST_CASE("Rotary embedding turns pairs by position times frequency") {
   CHECK(std::equal(in_place.begin(), in_place.begin() + 2 * kDim, y.begin() + 2 * 2 * kDim));
 }
 
+// Reference values: transformers 5.17, modeling_rope_utils and the configs named.
+TEST_CASE("Scaled rotary frequencies equal the reference") {
+  struct Case {
+    const char* name;
+    int64_t dim;
+    double theta;
+    RopeScaling scaling;
+    double factor;
+    int64_t at[10];
+    float frequencies[10];
+  };
+  RopeScaling yarn{RopeKind::kYarn, 4.0, 1.0, 4.0, 32768};
+  RopeScaling other{RopeKind::kYarn, 8.0, 1.0, 4.0, 4096, 16.0, 2.0, false, 0.0, 0.0, 1.25};
+  RopeScaling deepseek{RopeKind::kYarn, 40.0, 1.0, 4.0, 4096, 32.0, 1.0, true, 1.0, 1.0};
+  RopeScaling mscale = deepseek;
+  mscale.mscale = 0.707;
+  const Case cases[] = {
+      {"Qwen3 with yarn",
+       128,
+       1e6,
+       yarn,
+       0x1.237d37fe5d298p+0,
+       {0, 1, 8, 16, 21, 32, 42, 48, 62, 63},
+       {0x1.0p+0F, 0x1.9c975ap-1F, 0x1.6c310ep-3F, 0x1.030dc6p-5F, 0x1.6020a4p-7F, 0x1.3c1d64p-11F,
+        0x1.e459c4p-16F, 0x1.094564p-17F, 0x1.9d5ef2p-22F, 0x1.4d1c98p-22F}},
+      {"yarn with an attention factor and a ramp that is not truncated",
+       128,
+       1e6,
+       other,
+       1.25,
+       {0, 1, 8, 16, 21, 32, 42, 48, 62, 63},
+       {0x1.0p+0F, 0x1.9c975ap-1F, 0x1.6c310ep-3F, 0x1.030dc6p-5F, 0x1.cb80ccp-8F, 0x1.0624dep-13F,
+        0x1.e459c4p-17F, 0x1.094564p-18F, 0x1.9d5ef2p-23F, 0x1.4d1c98p-23F}},
+      {"linear",
+       128,
+       1e6,
+       {RopeKind::kLinear, 4.0},
+       1.0,
+       {0, 1, 8, 16, 21, 32, 42, 48, 62, 63},
+       {0x1.0p-2F, 0x1.9c975ap-3F, 0x1.6c310ep-5F, 0x1.030dc6p-7F, 0x1.6020a4p-9F, 0x1.0624dep-12F,
+        0x1.e459c4p-16F, 0x1.094564p-17F, 0x1.9d5ef2p-22F, 0x1.4d1c98p-22F}},
+      {"DeepSeek-V3",
+       64,
+       1e4,
+       deepseek,
+       1.0,
+       {0, 1, 4, 8, 10, 16, 21, 24, 30, 31},
+       {0x1.0p+0F, 0x1.7ff222p-1F, 0x1.43d136p-2F, 0x1.99999ap-4F, 0x1.ccab84p-5F, 0x1.6872b2p-8F,
+        0x1.b32624p-12F, 0x1.a36e2ep-16F, 0x1.2a5884p-18F, 0x1.bf749ep-19F}},
+      {"DeepSeek with another mscale",
+       64,
+       1e4,
+       mscale,
+       0x1.d792dd14a1051p-1,
+       {0, 1, 4, 8, 10, 16, 21, 24, 30, 31},
+       {0x1.0p+0F, 0x1.7ff222p-1F, 0x1.43d136p-2F, 0x1.99999ap-4F, 0x1.ccab84p-5F, 0x1.6872b2p-8F,
+        0x1.b32624p-12F, 0x1.a36e2ep-16F, 0x1.2a5884p-18F, 0x1.bf749ep-19F}},
+      {"Llama 3.1",
+       128,
+       5e5,
+       {RopeKind::kLlama3, 8.0, 1.0, 4.0, 8192},
+       1.0,
+       {0, 1, 8, 16, 21, 32, 42, 48, 62, 63},
+       {0x1.0p+0F, 0x1.a11582p-1F, 0x1.8d2760p-3F, 0x1.341190p-5F, 0x1.ba0dd8p-7F, 0x1.132ba4p-11F,
+        0x1.7da9e8p-16F, 0x1.be2188p-18F, 0x1.948360p-22F, 0x1.4985fep-22F}},
+  };
+  for (const Case& c : cases) {
+    CAPTURE(c.name);
+    RopeTable table(c.dim, c.theta, c.scaling);
+    CHECK(rope_attention_factor(c.scaling) == Approx(c.factor).epsilon(1e-12));
+    for (size_t i = 0; i < 10; ++i) {
+      CAPTURE(c.at[i]);
+      CHECK(table.frequencies()[static_cast<size_t>(c.at[i])] == Approx(c.frequencies[i]).epsilon(4e-7));
+    }
+    table.ensure(8);
+    const double angle = 7.0 * double{table.frequencies()[1]};
+    CHECK(table.cos(7)[1] == Approx(c.factor * std::cos(angle)).epsilon(1e-6));
+    CHECK(table.sin(7)[1] == Approx(c.factor * std::sin(angle)).epsilon(1e-6));
+  }
+  ModelConfig v3;
+  v3.mla = {1536, 512, 128, 64, 128};
+  v3.rope_scaling = deepseek;
+  CHECK(attention_scale(v3) == Approx(0x1.14f5728c2d01dp-3).epsilon(1e-12));
+}
+
 TEST_CASE("Rotary frequencies follow llama3 scaling") {
   // Llama 3.1: theta 500000, factor 8, low 1, high 4, original length 8192, head_dim 128.
   const RopeTable plain(128, 500000.0, {});
-  const RopeTable scaled(128, 500000.0, {8.0, 1.0, 4.0, 8192});
+  const RopeTable scaled(128, 500000.0, {RopeKind::kLlama3, 8.0, 1.0, 4.0, 8192});
   for (size_t i = 0; i < 64; ++i) {
     const double f = std::pow(500000.0, -static_cast<double>(i) / 64.0);
     const double wavelength = 2.0 * std::numbers::pi / f;

@@ -19,10 +19,31 @@ int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 bool is_projection(ParamRole role) {
   return role != ParamRole::kEmbedding && role != ParamRole::kLmHead && role != ParamRole::kNorm &&
-         role != ParamRole::kRouter;
+         role != ParamRole::kRouter && role != ParamRole::kRouterBias;
 }
 
-WeightManifest lay_out(const ModelConfig& config, WeightFormat format) {
+WeightFormat format_of(const ParamSpec& spec, WeightFormat format, WeightFormat kv_b) {
+  if (spec.role == ParamRole::kRouterBias) return WeightFormat::kF32;
+  if (spec.role == ParamRole::kKvB) return kv_b;
+  return is_projection(spec.role) && !spec.shared ? format : WeightFormat::kBF16;
+}
+
+int64_t bytes_of(WeightFormat format, int64_t numel) {
+  switch (format) {
+    case WeightFormat::kF32:
+      return 4 * numel;
+    case WeightFormat::kBF16:
+      return 2 * numel;
+    case WeightFormat::kMXFP8:
+      return numel;
+    case WeightFormat::kNVFP4:
+      break;
+  }
+  return numel / 2;
+}
+
+WeightManifest lay_out(const ModelConfig& config, WeightFormat format,
+                       WeightFormat kv_b = WeightFormat::kBF16) {
   WeightManifest manifest;
   int64_t offset = 0;
   const auto place = [&](int64_t bytes) {
@@ -34,11 +55,11 @@ WeightManifest lay_out(const ModelConfig& config, WeightFormat format) {
     WeightEntry e;
     e.name = spec.name;
     e.shape = spec.shape;
-    e.format = is_projection(spec.role) ? format : WeightFormat::kBF16;
+    e.format = format_of(spec, format, kv_b);
     const int64_t n = spec.numel();
-    e.data_bytes = e.format == WeightFormat::kBF16 ? 2 * n : e.format == WeightFormat::kMXFP8 ? n : n / 2;
+    e.data_bytes = bytes_of(e.format, n);
     e.data_offset = place(e.data_bytes);
-    if (e.format != WeightFormat::kBF16) {
+    if (e.format == WeightFormat::kMXFP8 || e.format == WeightFormat::kNVFP4) {
       e.scale_bytes = e.format == WeightFormat::kMXFP8 ? n / 32 : n / 16;
       e.scale_offset = place(e.scale_bytes);
     }
@@ -58,6 +79,11 @@ void store(TestWeights& weights, const WeightEntry& e, std::vector<BF16> values)
     std::memcpy(arena + e.data_offset, values.data(), values.size() * sizeof(BF16));
     return;
   }
+  if (e.format == WeightFormat::kF32) {
+    std::transform(values.begin(), values.end(), reinterpret_cast<float*>(arena + e.data_offset),
+                   [](BF16 x) { return to_float(x); });
+    return;
+  }
   const MatrixView view = matrix_view(values.data(), e.shape[0], e.shape[1]);
   if (e.format == WeightFormat::kMXFP8) {
     formats::quantize_mxfp8_rows(view, arena + e.data_offset, arena + e.scale_offset,
@@ -69,9 +95,10 @@ void store(TestWeights& weights, const WeightEntry& e, std::vector<BF16> values)
   }
 }
 
-TestWeights empty_weights(const ModelConfig& config, WeightFormat format) {
+TestWeights empty_weights(const ModelConfig& config, WeightFormat format,
+                          WeightFormat kv_b = WeightFormat::kBF16) {
   TestWeights weights;
-  weights.manifest = lay_out(config, format);
+  weights.manifest = lay_out(config, format, kv_b);
   weights.arena.ensure(static_cast<size_t>(weights.manifest.arena_bytes));
   std::memset(weights.arena.data(), 0, static_cast<size_t>(weights.manifest.arena_bytes));
   return weights;
@@ -109,6 +136,57 @@ TestWeights checkpoint_weights(const ModelConfig& config, const std::string& dir
   return weights;
 }
 
+TestWeights with_kv_b(const ModelConfig& config, const TestWeights& weights, WeightFormat format) {
+  TestWeights out = empty_weights(config, WeightFormat::kBF16, format);
+  for (size_t i = 0; i < out.manifest.entries.size(); ++i) {
+    const WeightEntry& from = weights.manifest.entries[i];
+    const WeightEntry& to = out.manifest.entries[i];
+    const auto* source = weights.arena.as<uint8_t>() + from.data_offset;
+    if (from.format == to.format) {
+      REQUIRE(from.data_bytes == to.data_bytes);
+      std::memcpy(out.arena.as<uint8_t>() + to.data_offset, source, static_cast<size_t>(to.data_bytes));
+      continue;
+    }
+    const int64_t rows = to.shape[0], cols = to.shape[1];
+    std::vector<BF16> values(static_cast<size_t>(rows * cols));
+    if (from.format == WeightFormat::kMXFP8) {
+      std::vector<float> decoded(values.size());
+      formats::dequantize_mxfp8(source, weights.arena.as<uint8_t>() + from.scale_offset, rows, cols,
+                                formats::Axis::kRow, formats::Element::kE4M3, decoded.data());
+      std::transform(decoded.begin(), decoded.end(), values.begin(), to_bf16);
+    } else {
+      REQUIRE(from.format == WeightFormat::kBF16);
+      std::memcpy(values.data(), source, values.size() * sizeof(BF16));
+    }
+    store(out, to, std::move(values));
+  }
+  return out;
+}
+
+ModelConfig latent_config(MlaForm form) {
+  ModelConfig c = small_config(true);
+  c.architecture = Architecture::kDeepseekV3;
+  c.qk_norm = false;
+  c.num_layers = 3;
+  c.layer_is_moe = {false, true, true};
+  c.num_heads = 5;
+  c.num_kv_heads = 5;
+  c.head_dim = 16;
+  c.mla = {32, 64, 24, 16, 32, true, form};
+  c.router_scoring = RouterScoring::kSigmoid;
+  c.router_bias = true;
+  c.num_expert_groups = 4;
+  c.num_chosen_groups = 2;
+  c.routed_scaling_factor = 2.5;
+  c.num_shared_experts = 1;
+  c.rope_scaling.kind = RopeKind::kYarn;
+  c.rope_scaling.factor = 4.0;
+  c.rope_scaling.original_max_position = 64;
+  c.rope_scaling.mscale = 1.0;
+  c.rope_scaling.mscale_all_dim = 0.7;
+  return c;
+}
+
 ModelConfig small_config(bool moe) {
   ModelConfig c;
   c.architecture = moe ? Architecture::kQwen3Moe : Architecture::kLlama;
@@ -128,7 +206,7 @@ ModelConfig small_config(bool moe) {
     c.num_experts_per_token = 3;
     c.moe_intermediate_size = 64;
   } else {
-    c.rope_scaling = {8.0, 1.0, 4.0, 64};
+    c.rope_scaling = {RopeKind::kLlama3, 8.0, 1.0, 4.0, 64};
   }
   return c;
 }
@@ -162,11 +240,12 @@ Runner::Runner(Model& model, std::vector<std::vector<int32_t>> sequences, uint64
   }
   cache_rows_ = int64_t{total} * kPageSize;
   logits_.resize(sequences_.size());
-  const int64_t width = c.num_kv_heads * c.head_dim;
+  const KvWidths widths = kv_widths(c);
   for (int64_t layer = 0; layer < c.num_layers; ++layer) {
-    for (std::vector<Buffer>* cache : {&keys_, &values_}) {
+    for (auto [cache, width] : {std::pair{&keys_, widths.k}, {&values_, widths.v}}) {
       cache->emplace_back();
       const MatrixView view = cache->back().matrix(model.compute_dtype(), cache_rows_, width);
+      if (width == 0) continue;
       // NaN everywhere: whatever reads a position that nobody wrote shows.
       std::memset(view.data, 0xff, static_cast<size_t>(cache_rows_ * width * size_of(view.dtype)));
     }
@@ -191,13 +270,11 @@ void Runner::run(const std::vector<Piece>& pieces, LayerTape* tape) {
   REQUIRE(model_.check(batch, cache_rows_).ok());
   const int64_t n = batch.num_rows();
   const MatrixView x = x_.matrix(model_.compute_dtype(), n, c.hidden_size);
-  const int64_t width = c.num_kv_heads * c.head_dim;
   model_.embed(batch, x);
   expert_ids_.assign(static_cast<size_t>(c.num_layers), {});
   for (int64_t layer = 0; layer < c.num_layers; ++layer) {
     const auto l = static_cast<size_t>(layer);
-    const KvLayer kv{{keys_[l].data(), model_.compute_dtype(), cache_rows_, width, width},
-                     {values_[l].data(), model_.compute_dtype(), cache_rows_, width, width}};
+    const KvLayer kv = kv_layer(c, model_.compute_dtype(), cache_rows_, keys_[l].data(), values_[l].data());
     REQUIRE(model_.layer_forward(layer, batch, kv, x, {&expert_ids_[l], {}}, tape).ok());
   }
   const MatrixView out = out_.matrix(Dtype::kF32, n, c.vocab_size);

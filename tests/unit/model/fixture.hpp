@@ -12,7 +12,8 @@
 
 namespace accord::model::testing {
 
-// Linear projections in `format`; embedding, norms, routers and head in BF16.
+// Linear projections in `format`; embedding, norms, routers, kv_b_proj, shared experts and head in BF16, a
+// router's bias in FP32.
 struct TestWeights {
   WeightManifest manifest;
   Buffer arena;
@@ -20,7 +21,12 @@ struct TestWeights {
 TestWeights random_weights(const ModelConfig& config, WeightFormat format, uint64_t seed);
 TestWeights checkpoint_weights(const ModelConfig& config, const std::string& dir, WeightFormat format);
 
+// The same model with kv_b_proj in another format: quantized from, or decoded to BF16 of, what `weights` hold.
+TestWeights with_kv_b(const ModelConfig& config, const TestWeights& weights, WeightFormat format);
+
 ModelConfig small_config(bool moe);
+// Latent attention, a dense layer, and a mixture of experts in groups with shared experts.
+ModelConfig latent_config(MlaForm form);
 
 std::unique_ptr<Model> make_model(const ModelConfig& config, const TestWeights& weights, Dtype dtype,
                                   ThreadPool& pool);

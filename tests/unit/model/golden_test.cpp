@@ -13,6 +13,7 @@ namespace accord::model::testing {
 namespace {
 
 constexpr double kLogitTolerance = 2e-4;
+constexpr double kLatentTolerance = 5e-6;
 
 struct Golden {
   ModelConfig config;
@@ -34,12 +35,14 @@ struct Golden {
   }
 };
 
-void check_model(const std::string& name) {
+void check_model(const std::string& name, double tolerance = kLogitTolerance,
+                 MlaForm form = kDefaultMlaForm) {
   const std::string dir = std::string(ACCORD_TEST_DATA) + "/hf/" + name;
   auto config = checkpoint::read_hf_config(dir);
   REQUIRE(config.ok());
   auto file = checkpoint::SafetensorsFile::open(dir + "/golden.safetensors");
   REQUIRE(file.ok());
+  config->model.mla.form = form;
   const Golden golden{config->model, std::move(*file)};
   const ModelConfig& c = golden.config;
   const TestWeights weights = checkpoint_weights(c, dir, WeightFormat::kBF16);
@@ -78,8 +81,8 @@ void check_model(const std::string& name) {
       }
     }
     CAPTURE(worst_logit, worst_logprob);
-    CHECK(worst_logit < kLogitTolerance);
-    CHECK(worst_logprob < kLogitTolerance);
+    CHECK(worst_logit < tolerance);
+    CHECK(worst_logprob < tolerance);
   }
 
   SECTION("routing") {
@@ -112,6 +115,12 @@ void check_model(const std::string& name) {
 
 TEST_CASE("qwen3_moe agrees with transformers") { check_model("qwen3_moe"); }
 TEST_CASE("qwen3_dense_tied agrees with transformers") { check_model("qwen3_dense_tied"); }
+TEST_CASE("deepseek_v3_mla agrees with transformers in the plain form") {
+  check_model("deepseek_v3_mla", kLatentTolerance, MlaForm::kPlain);
+}
+TEST_CASE("deepseek_v3_mla agrees with transformers in the absorbed form") {
+  check_model("deepseek_v3_mla", kLatentTolerance, MlaForm::kAbsorbed);
+}
 TEST_CASE("llama_tied agrees with transformers") { check_model("llama_tied"); }
 
 }  // namespace accord::model::testing

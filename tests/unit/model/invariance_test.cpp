@@ -23,8 +23,7 @@ std::vector<int32_t> random_tokens(int64_t vocab, int32_t length, uint64_t seed)
   return out;
 }
 
-void check_arrangements(bool moe, WeightFormat format, Dtype dtype) {
-  const ModelConfig c = small_config(moe);
+void check_arrangements(const ModelConfig& c, WeightFormat format, Dtype dtype) {
   const TestWeights weights = random_weights(c, format, 11);
   const std::vector<int32_t> text = random_tokens(c.vocab_size, 150, 1);
   const auto length = static_cast<int32_t>(text.size());
@@ -76,23 +75,32 @@ void check_arrangements(bool moe, WeightFormat format, Dtype dtype) {
 
 }  // namespace
 
+TEST_CASE("Logits keep their bits (plain latent attention)") {
+  check_arrangements(latent_config(MlaForm::kPlain), WeightFormat::kMXFP8, Dtype::kBF16);
+  check_arrangements(latent_config(MlaForm::kPlain), WeightFormat::kNVFP4, Dtype::kBF16);
+}
+TEST_CASE("Logits keep their bits (absorbed latent attention)") {
+  check_arrangements(latent_config(MlaForm::kAbsorbed), WeightFormat::kMXFP8, Dtype::kBF16);
+  check_arrangements(latent_config(MlaForm::kAbsorbed), WeightFormat::kNVFP4, Dtype::kBF16);
+  check_arrangements(latent_config(MlaForm::kAbsorbed), WeightFormat::kBF16, Dtype::kF32);
+}
 TEST_CASE("Logits keep their bits (MoE MXFP8 bfloat16)") {
-  check_arrangements(true, WeightFormat::kMXFP8, Dtype::kBF16);
+  check_arrangements(small_config(true), WeightFormat::kMXFP8, Dtype::kBF16);
 }
 TEST_CASE("Logits keep their bits (MoE BF16 bfloat16)") {
-  check_arrangements(true, WeightFormat::kBF16, Dtype::kBF16);
+  check_arrangements(small_config(true), WeightFormat::kBF16, Dtype::kBF16);
 }
 TEST_CASE("Logits keep their bits (MoE NVFP4 bfloat16)") {
-  check_arrangements(true, WeightFormat::kNVFP4, Dtype::kBF16);
+  check_arrangements(small_config(true), WeightFormat::kNVFP4, Dtype::kBF16);
 }
 TEST_CASE("Logits keep their bits (MoE MXFP8 float32)") {
-  check_arrangements(true, WeightFormat::kMXFP8, Dtype::kF32);
+  check_arrangements(small_config(true), WeightFormat::kMXFP8, Dtype::kF32);
 }
 TEST_CASE("Logits keep their bits (dense MXFP8 bfloat16)") {
-  check_arrangements(false, WeightFormat::kMXFP8, Dtype::kBF16);
+  check_arrangements(small_config(false), WeightFormat::kMXFP8, Dtype::kBF16);
 }
 TEST_CASE("Logits keep their bits (dense BF16 float32)") {
-  check_arrangements(false, WeightFormat::kBF16, Dtype::kF32);
+  check_arrangements(small_config(false), WeightFormat::kBF16, Dtype::kF32);
 }
 
 TEST_CASE("A context of several splits keeps its bits") {

@@ -230,3 +230,64 @@ TEST_CASE("a model that cannot run is refused before planning") {
   config.num_heads = 3;
   CHECK(exit_code(build_plan(config, PrecisionPart{}).status()) == ExitCode::kBadData);
 }
+
+namespace {
+
+ModelConfig latent(MlaForm form) {
+  ModelConfig config = moe(2);
+  config.architecture = Architecture::kDeepseekV3;
+  config.qk_norm = false;
+  config.num_kv_heads = 4;
+  config.mla = {32, 32, 16, 16, 16, true, form};
+  config.moe_intermediate_size = 32;
+  config.router_scoring = RouterScoring::kSigmoid;
+  config.router_bias = true;
+  config.num_shared_experts = 1;
+  return config;
+}
+
+constexpr const char* kAll =
+    "{configs: {q: {format: mxfp8}}, matchers: [{name: all, pattern: \"*\", config: q}]}";
+constexpr const char* kNamed =
+    "{configs: {q: {format: mxfp8}}, matchers: [{name: kv, pattern: \".kv_b_proj.\", config: q}, "
+    "{name: shared, pattern: \"*.shared_experts.*\", config: q}, {name: all, pattern: \"*\", config: q}]}";
+
+}  // namespace
+
+TEST_CASE("kv_b_proj and shared experts stay BF16 and a router bias FP32 unless a pattern names them") {
+  const PrecisionPlan plan = plan_of(latent(MlaForm::kAbsorbed), kAll);
+  const std::string layer = "model.layers.1.";
+  CHECK(row(plan, layer + "self_attn.q_a_proj.weight").format == WeightFormat::kMXFP8);
+  CHECK(row(plan, layer + "self_attn.kv_a_proj_with_mqa.weight").format == WeightFormat::kMXFP8);
+  CHECK(row(plan, layer + "mlp.experts.0.up_proj.weight").format == WeightFormat::kMXFP8);
+  const PlanRow& kv_b = row(plan, layer + "self_attn.kv_b_proj.weight");
+  CHECK(kv_b.format == WeightFormat::kBF16);
+  CHECK(kv_b.reason.find("kv_b_proj") != std::string::npos);
+  CHECK(row(plan, layer + "mlp.shared_experts.up_proj.weight").format == WeightFormat::kBF16);
+  const PlanRow& bias = row(plan, layer + "mlp.gate.e_score_correction_bias");
+  CHECK(bias.format == WeightFormat::kF32);
+  CHECK_FALSE(bias.weight_decay);
+  CHECK(plan.warnings.empty());
+
+  const PrecisionPlan named = plan_of(latent(MlaForm::kPlain), kNamed);
+  CHECK(row(named, layer + "self_attn.kv_b_proj.weight").format == WeightFormat::kMXFP8);
+  CHECK(row(named, layer + "mlp.shared_experts.up_proj.weight").format == WeightFormat::kMXFP8);
+  REQUIRE(named.warnings.size() == 1);
+  CHECK(named.warnings[0].find("2 kv_b_proj weights are quantized") != std::string::npos);
+
+  const auto refused = build_plan(latent(MlaForm::kAbsorbed), part(kNamed));
+  REQUIRE_FALSE(refused.ok());
+  CHECK(message_of(refused.status()).find("model.mla: absorbed") != std::string::npos);
+}
+
+TEST_CASE("the form of latent attention is part of the plan and its digest") {
+  const PrecisionPlan plain = plan_of(latent(MlaForm::kPlain), kAll);
+  const PrecisionPlan absorbed = plan_of(latent(MlaForm::kAbsorbed), kAll);
+  CHECK(plain.mla == "plain");
+  CHECK(plain.digest != absorbed.digest);
+  CHECK(absorbed.to_json().find("\"mla\": \"absorbed\"") != std::string::npos);
+  CHECK(absorbed.to_text().find("absorbed form") != std::string::npos);
+  ModelConfig none = moe(2);
+  none.mla.form = MlaForm::kPlain;
+  CHECK(plan_of(none, "{}").digest == plan_of(moe(2), "{}").digest);
+}
