@@ -1,9 +1,9 @@
 // MXFP8 (mxfp8.hpp): x [M,K] fp32 or bf16 -> q [M,K] bytes, and scales [M,K/32] (rows) or [M/32,K] (columns).
 //
-//   rows     A block of 32 lies in G = 2 * sizeof(T) neighbouring lanes, 16 bytes each. A warp takes four vectors
-//            a lane, consecutive in memory, so that four loads are in flight.
-//   columns  A thread holds 32 rows of one 16-byte column group in registers: 32 loads in flight, one read.
-//   both     The same tile: G neighbouring threads hold a row's block.
+//   rows     A block of 32 lies in G = 2 * sizeof(T) neighbouring lanes, 16 bytes each. A warp takes eight vectors
+//            a lane, consecutive in memory, so that eight loads are in flight.
+//   columns  A thread holds 32 rows of a few columns in registers: 32 loads in flight, one read.
+//   both     The same tile, of four columns: eight neighbouring threads hold a row's block.
 #include <cassert>
 
 #include "kernels/formats/mxfp8_cuda.hpp"
@@ -19,35 +19,19 @@ using gpu::kWarp;
 constexpr int kBlock = 32;
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kRowUnroll = 4;
+constexpr int kRowUnroll = 8;
 
 template <class T>
 constexpr int kLanes = kBlock / kVector<T>;  // G
 
-// A vector, or the elements one by one where rows are not aligned.
-template <class T, bool kAligned>
-__device__ inline uint4 load_vector(const T* p) {
-  if constexpr (kAligned) {
-    return gpu::load16(p);
-  } else {
-    uint4 v;
-    T* elements = reinterpret_cast<T*>(&v);
-#pragma unroll
-    for (int i = 0; i < kVector<T>; ++i) {
-      elements[i] = p[i];
-    }
-    return v;
-  }
-}
-
 // The codes of one vector.
 template <class T, Element kElement>
-__device__ inline void cast_store(const uint4& v, const float (&r)[kVector<T>], uint8_t* q) {
+__device__ inline void cast_store(const uint4& v, float r, uint8_t* q) {
   float x[kVector<T>];
   gpu::unpack<T>(v, x);
 #pragma unroll
   for (int i = 0; i < kVector<T>; ++i) {
-    x[i] = x[i] * r[i];
+    x[i] = x[i] * r;
   }
   if constexpr (kVector<T> == 8) {
     *reinterpret_cast<uint2*>(q) = {gpu::cast8_four<kElement>(x[0], x[1], x[2], x[3]),
@@ -55,16 +39,6 @@ __device__ inline void cast_store(const uint4& v, const float (&r)[kVector<T>], 
   } else {
     *reinterpret_cast<uint32_t*>(q) = gpu::cast8_four<kElement>(x[0], x[1], x[2], x[3]);
   }
-}
-
-template <class T, Element kElement>
-__device__ inline void cast_store(const uint4& v, float r, uint8_t* q) {
-  float factors[kVector<T>];
-#pragma unroll
-  for (int i = 0; i < kVector<T>; ++i) {
-    factors[i] = r;
-  }
-  cast_store<T, kElement>(v, factors, q);
 }
 
 template <class T>
@@ -82,90 +56,155 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kBlocksPerStep = kStep / kBlock;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t chunks = gpu::ceil_div(length, kChunk);
-  const int64_t num_warps = static_cast<int64_t>(gridDim.x) * kWarps;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp; i < rows * chunks; i += num_warps) {
-    const int64_t row = rows == 1 ? 0 : i / chunks;
-    const int64_t begin = (i - row * chunks) * kChunk;
-    const T* in = x + row * stride;
-    uint4 v[kRowUnroll];
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
+  if (i >= rows * chunks) {
+    return;
+  }
+  const int64_t row = rows == 1 ? 0 : i / chunks;
+  const int64_t begin = (i - row * chunks) * kChunk;
+  const T* in = x + row * stride;
+  uint4 v[kRowUnroll];
 #pragma unroll
-    for (int j = 0; j < kRowUnroll; ++j) {
-      const int64_t at = begin + j * kStep + lane * kVector<T>;
-      v[j] = at < length ? load_vector<T, kAligned>(in + at) : uint4{0, 0, 0, 0};
-    }
-    uint32_t exponents = 0;  // one byte a vector
+  for (int j = 0; j < kRowUnroll; ++j) {
+    const int64_t at = begin + j * kStep + lane * kVector<T>;
+    v[j] = at < length ? gpu::load_vector<T, kAligned>(in + at) : uint4{0, 0, 0, 0};
+  }
+  uint32_t exponents[kRowUnroll / 4] = {};  // one byte a vector
 #pragma unroll
-    for (int j = 0; j < kRowUnroll; ++j) {
-      const uint32_t e = gpu::mxfp8_exponent<kElement>(gpu::lane_max(amax_of_vector<T>(v[j]), kLanes<T>));
-      exponents |= e << (8 * j);
-      const int64_t at = begin + j * kStep + lane * kVector<T>;
-      if (at < length) {
-        cast_store<T, kElement>(v[j], gpu::mxfp8_reciprocal(e), q + row * length + at);
-      }
+  for (int j = 0; j < kRowUnroll; ++j) {
+    const uint32_t e = gpu::mxfp8_exponent<kElement>(gpu::lane_max(amax_of_vector<T>(v[j]), kLanes<T>));
+    exponents[j / 4] |= e << (8 * (j % 4));
+    const int64_t at = begin + j * kStep + lane * kVector<T>;
+    if (at < length) {
+      cast_store<T, kElement>(v[j], gpu::mxfp8_reciprocal(e), q + row * length + at);
     }
-    // Lane l stores the scale of block l of the chunk.
-    const uint32_t word = __shfl_sync(kFullMask, exponents, lane % kBlocksPerStep * kLanes<T>);
-    const int64_t block = begin / kBlock + lane;
-    if (lane < kRowUnroll * kBlocksPerStep && block < length / kBlock) {
+  }
+  // Lane l stores the scale of block l of each four vectors.
+#pragma unroll
+  for (int j = 0; j < kRowUnroll / 4; ++j) {
+    const uint32_t word = __shfl_sync(kFullMask, exponents[j], lane % kBlocksPerStep * kLanes<T>);
+    const int64_t block = begin / kBlock + j * 4 * kBlocksPerStep + lane;
+    if (lane < 4 * kBlocksPerStep && block < length / kBlock) {
       scale[row * (length / kBlock) + block] = static_cast<uint8_t>(word >> (8 * (lane / kBlocksPerStep)));
     }
   }
 }
 
-// 32 rows of one column group a thread. Threads run along a stripe's groups, then along the stripes.
-template <class T, Element kElement, bool kRows>
+// kCols consecutive elements, in registers as they lie in memory: 8 or 16 bytes.
+template <class T, int kCols>
+struct Piece {
+  static constexpr int kWords = kCols * static_cast<int>(sizeof(T)) / 4;
+  uint32_t w[kWords];
+
+  __device__ static Piece load(const T* p) {
+    Piece piece;
+    if constexpr (kWords == 4) {
+      const uint4 v = gpu::load16(p);
+      piece.w[0] = v.x;
+      piece.w[1] = v.y;
+      piece.w[2] = v.z;
+      piece.w[3] = v.w;
+    } else {
+      const uint2 v = *reinterpret_cast<const uint2*>(p);
+      piece.w[0] = v.x;
+      piece.w[1] = v.y;
+    }
+    return piece;
+  }
+  __device__ float value(int i) const {
+    if constexpr (sizeof(T) == sizeof(float)) {
+      return __uint_as_float(w[i]);
+    } else {
+      return __uint_as_float(i % 2 == 0 ? w[i / 2] << 16 : w[i / 2] & 0xffff0000u);
+    }
+  }
+  __device__ float amax() const {
+    float m = 0.0F;
+    if constexpr (sizeof(T) == sizeof(float)) {
+#pragma unroll
+      for (int i = 0; i < kCols; ++i) {
+        m = fmaxf(m, fabsf(value(i)));
+      }
+      return m;
+    } else {
+      uint32_t pair = 0;
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        pair = gpu::max_abs_bf16x2(pair, w[i]);
+      }
+      return fmaxf(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+    }
+  }
+  // The codes of the values times their factors.
+  template <Element kElement>
+  __device__ void cast(const float (&r)[kCols], uint8_t* q) const {
+    uint32_t codes[kCols / 4];
+#pragma unroll
+    for (int i = 0; i < kCols / 4; ++i) {
+      codes[i] = gpu::cast8_four<kElement>(value(4 * i) * r[4 * i], value(4 * i + 1) * r[4 * i + 1],
+                                           value(4 * i + 2) * r[4 * i + 2], value(4 * i + 3) * r[4 * i + 3]);
+    }
+    if constexpr (kCols == 8) {
+      *reinterpret_cast<uint2*>(q) = {codes[0], codes[1]};
+    } else {
+      *reinterpret_cast<uint32_t*>(q) = codes[0];
+    }
+  }
+};
+
+// 32 rows of kCols columns a thread. Threads run along a stripe's column groups, then along the stripes.
+template <class T, Element kElement, bool kRows, int kCols>
 __global__ void __launch_bounds__(kThreads)
     tile_kernel(const T* x, int64_t stride, int64_t stripes, int64_t cols, uint8_t* row_q, uint8_t* row_scale,
                 uint8_t* col_q, uint8_t* col_scale) {
-  const int64_t groups = cols / kVector<T>;
+  constexpr int kLanesOfRow = kBlock / kCols;
+  const int64_t groups = cols / kCols;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  // With kRows, groups is a multiple of kLanes<T>: the lanes of a row's block end together.
+  // With kRows, groups is a multiple of kLanesOfRow: the lanes of a row's block end together.
   const bool active = thread < stripes * groups;
   const int64_t stripe = active ? thread / groups : 0;
   const int64_t group = active ? thread - stripe * groups : 0;
   const int64_t row = stripe * kBlock;
-  const int64_t col = group * kVector<T>;
+  const int64_t col = group * kCols;
   const T* in = x + row * stride + col;
-  uint4 v[kBlock];
+  Piece<T, kCols> v[kBlock];
 #pragma unroll
   for (int r = 0; r < kBlock; ++r) {
-    v[r] = active ? gpu::load16(in + r * stride) : uint4{0, 0, 0, 0};
+    v[r] = active ? Piece<T, kCols>::load(in + r * stride) : Piece<T, kCols>{};
   }
 
-  float amax[kVector<T>];
-  if constexpr (sizeof(T) == sizeof(float)) {
+  // |x| of a column as the bits of its type order like numbers; both halves of a word at once for bf16.
+  float amax[kCols];
 #pragma unroll
-    for (int i = 0; i < kVector<T>; ++i) {
-      amax[i] = 0.0F;
+  for (int w = 0; w < Piece<T, kCols>::kWords; ++w) {
+    if constexpr (sizeof(T) == sizeof(float)) {
+      amax[w] = 0.0F;
 #pragma unroll
       for (int r = 0; r < kBlock; ++r) {
-        amax[i] = fmaxf(amax[i], fabsf(__uint_as_float(gpu::word(v[r], i))));
+        amax[w] = fmaxf(amax[w], fabsf(v[r].value(w)));
       }
-    }
-  } else {
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
+    } else {
       uint32_t m = 0;
 #pragma unroll
       for (int r = 0; r < kBlock; ++r) {
-        m = gpu::max_abs_bf16x2(m, gpu::word(v[r], w));
+        m = gpu::max_abs_bf16x2(m, v[r].w[w]);
       }
       amax[2 * w] = __uint_as_float(m << 16);
       amax[2 * w + 1] = __uint_as_float(m & 0xffff0000u);
     }
   }
 
-  float factors[kVector<T>];
-  uint32_t words[2] = {0, 0};
+  float factors[kCols];
+  uint32_t words[kCols / 4] = {};
 #pragma unroll
-  for (int i = 0; i < kVector<T>; ++i) {
-    const uint32_t e = gpu::mxfp8_exponent<kElement>(fmaxf(amax[i], 0.0F));
+  for (int i = 0; i < kCols; ++i) {
+    const uint32_t e = gpu::mxfp8_exponent<kElement>(amax[i]);
     factors[i] = gpu::mxfp8_reciprocal(e);
     words[i / 4] |= e << (8 * (i % 4));
   }
   if (active) {
     uint8_t* out = col_scale + stripe * cols + col;
-    if constexpr (kVector<T> == 8) {
+    if constexpr (kCols == 8) {
       *reinterpret_cast<uint2*>(out) = {words[0], words[1]};
     } else {
       *reinterpret_cast<uint32_t*>(out) = words[0];
@@ -175,13 +214,18 @@ __global__ void __launch_bounds__(kThreads)
   for (int r = 0; r < kBlock; ++r) {
     const int64_t at = (row + r) * cols + col;
     if (active) {
-      cast_store<T, kElement>(v[r], factors, col_q + at);
+      v[r].template cast<kElement>(factors, col_q + at);
     }
     if constexpr (kRows) {
-      const uint32_t e = gpu::mxfp8_exponent<kElement>(gpu::lane_max(amax_of_vector<T>(v[r]), kLanes<T>));
+      const uint32_t e = gpu::mxfp8_exponent<kElement>(gpu::lane_max(v[r].amax(), kLanesOfRow));
       if (active) {
-        cast_store<T, kElement>(v[r], gpu::mxfp8_reciprocal(e), row_q + at);
-        if (group % kLanes<T> == 0) {
+        float same[kCols];
+#pragma unroll
+        for (int i = 0; i < kCols; ++i) {
+          same[i] = gpu::mxfp8_reciprocal(e);
+        }
+        v[r].template cast<kElement>(same, row_q + at);
+        if (group % kLanesOfRow == 0) {
           row_scale[at / kBlock] = static_cast<uint8_t>(e);
         }
       }
@@ -213,8 +257,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-constexpr int kRowBlocksPerSm = 12;
-
 template <class T, Element kElement>
 void rows_of(MatrixView x, uint8_t* q, uint8_t* scale, StreamHandle stream) {
   constexpr int64_t kChunk = kRowUnroll * kWarp * kVector<T>;
@@ -222,8 +264,7 @@ void rows_of(MatrixView x, uint8_t* q, uint8_t* scale, StreamHandle stream) {
   const bool contiguous = x.stride == x.cols || x.rows == 1;
   const int64_t rows = contiguous ? 1 : x.rows;
   const int64_t length = contiguous ? x.rows * x.cols : x.cols;
-  const unsigned grid =
-      gpu::strided_grid(gpu::ceil_div(rows * gpu::ceil_div(length, kChunk), kWarps), kRowBlocksPerSm);
+  const auto grid = static_cast<unsigned>(gpu::ceil_div(rows * gpu::ceil_div(length, kChunk), kWarps));
   const auto* data = static_cast<const T*>(x.data);
   if (gpu::is_vectorizable(x)) {
     rows_kernel<T, kElement, true><<<grid, kThreads, 0, stream>>>(data, x.stride, rows, length, q, scale);
@@ -239,8 +280,10 @@ void tiles_of(MatrixView x, uint8_t* row_q, uint8_t* row_scale, uint8_t* col_q, 
   const int64_t stripes = x.rows / kBlock;
   const auto* data = static_cast<const T*>(x.data);
   const auto blocks_of = [&](int64_t threads) { return static_cast<unsigned>(gpu::ceil_div(threads, kThreads)); };
-  if (gpu::is_vectorizable(x) && x.cols % kVector<T> == 0) {
-    tile_kernel<T, kElement, kRows><<<blocks_of(stripes * (x.cols / kVector<T>)), kThreads, 0, stream>>>(
+  // With both copies to make, fewer columns a thread leave registers for more threads.
+  constexpr int kCols = kRows ? 4 : kVector<T>;
+  if (gpu::is_vectorizable(x)) {
+    tile_kernel<T, kElement, kRows, kCols><<<blocks_of(stripes * (x.cols / kCols)), kThreads, 0, stream>>>(
         data, x.stride, stripes, x.cols, row_q, row_scale, col_q, col_scale);
   } else {
     column_kernel<T, kElement>

@@ -4,8 +4,8 @@
 //            or not aligned take an amax pass first.
 //   tensor   A grid of partial maxima, which every block of the quantizer reduces again for itself: a maximum has
 //            no order. A thread holds blocks of 16, so that scale and multiplier are computed once a block.
-//   16x16    Sixteen lanes hold the rows of a tile; its amax and its errors are reduced by shuffles in the
-//            contract's order.
+//   16x16    A thread holds the sixteen rows of one 16-byte column group, two or four neighbours a tile. A row's
+//            error goes from neighbour to neighbour, ascending; the last adds the rows up in their tree.
 #include <cassert>
 
 #include "kernels/formats/nvfp4_cuda.hpp"
@@ -23,7 +23,7 @@ using gpu::kWarp;
 constexpr int kThreads = 256;
 constexpr int kBlock = 16;
 constexpr int kUnroll = 4;
-constexpr int kAmaxBlocksPerSm = 8;
+constexpr int kAmaxBlocksPerSm = 6;
 constexpr int kFlatBlocksPerSm = 4;
 
 // Every thread of the block gets the largest m.
@@ -125,16 +125,8 @@ __global__ void __launch_bounds__(kThreads)
     flat_kernel(const T* x, int64_t stride, int64_t rows, int64_t per_row, Scope scope, uint8_t* q, uint8_t* scale) {
   constexpr int64_t kChunk = kUnroll * kThreads;
   const int64_t total = rows * per_row;
-  OuterScale outer{};
-  if (scope.count != 0) {
-    const float amax = max_of(scope.maxima, scope.count);
-    outer = make_outer_scale(amax, scope.range);
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-      scope.amax[0] = amax;
-    }
-  }
-  for (int64_t begin = blockIdx.x * kChunk; begin < total; begin += gridDim.x * kChunk) {
-    Block16<T> block[kUnroll];
+  Block16<T> block[kUnroll];
+  const auto load = [&](int64_t begin) {
 #pragma unroll
     for (int j = 0; j < kUnroll; ++j) {
       const int64_t i = begin + j * kThreads + threadIdx.x;
@@ -143,6 +135,18 @@ __global__ void __launch_bounds__(kThreads)
         block[j] = gpu::load_block<T, kAligned>(x + row * stride + (i - row * per_row) * kBlock);
       }
     }
+  };
+  int64_t begin = blockIdx.x * kChunk;
+  load(begin);  // in flight while the outer scale is made
+  OuterScale outer{};
+  if (scope.count != 0) {
+    const float amax = max_of(scope.maxima, scope.count);
+    outer = make_outer_scale(amax, scope.range);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      scope.amax[0] = amax;
+    }
+  }
+  while (begin < total) {
 #pragma unroll
     for (int j = 0; j < kUnroll; ++j) {
       const int64_t i = begin + j * kThreads + threadIdx.x;
@@ -150,77 +154,119 @@ __global__ void __launch_bounds__(kThreads)
         if (scope.count == 0) {
           outer = make_outer_scale(scope.maxima[i / per_row], scope.range);
         }
+        uint2 codes;
         const gpu::BlockScale s =
-            gpu::choose_scale<T, kFourOverSix>(block[j], block[j].amax(), outer, scope.absolute);
-        *reinterpret_cast<uint2*>(q + i * (kBlock / 2)) = gpu::cast_block(block[j], s.multiplier);
+            gpu::quantize_block<T, kFourOverSix>(block[j], block[j].amax(), outer, scope.absolute, codes);
+        *reinterpret_cast<uint2*>(q + i * (kBlock / 2)) = codes;
         scale[i] = static_cast<uint8_t>(s.code);
       }
     }
+    begin += gridDim.x * kChunk;
+    load(begin);
   }
 }
 
-// The error of a tile under one candidate, from its rows' errors: rows in a tree of halving width.
-__device__ inline float tile_error(float e) {
+// The codes of one vector, without a branch on its length.
+template <class T>
+__device__ inline void cast_vector(const uint4& v, float multiplier, uint8_t* q) {
+  float x[kVector<T>];
+  gpu::unpack<T>(v, x);
+  if constexpr (kVector<T> == 8) {
+    *reinterpret_cast<uint32_t*>(q) = gpu::cast_e2m1(x, multiplier);
+  } else {
+    const float padded[8] = {x[0], x[1], x[2], x[3], 0.0F, 0.0F, 0.0F, 0.0F};
+    *reinterpret_cast<uint16_t*>(q) = static_cast<uint16_t>(gpu::cast_e2m1(padded, multiplier));
+  }
+}
+
+// A tile's error under one candidate, in all of its lanes.
+template <class T, bool kFast>
+__device__ inline float tile_error(const uint4 (&v)[kBlock], float scale, float multiplier, const OuterScale& outer,
+                                   bool absolute) {
+  constexpr int kLanes = kBlock / kVector<T>;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const float inverse = 1.0F / outer.divisor;
+  float e[kBlock];
+#pragma unroll
+  for (int r = 0; r < kBlock; ++r) {
+    float x[kVector<T>];
+    float part[kVector<T>];
+    gpu::unpack<T>(v[r], x);
+#pragma unroll
+    for (int i = 0; i < kVector<T>; ++i) {
+      const float rounded = gpu::round_e2m1(x[i] * multiplier).value;
+      part[i] = gpu::error_of<kFast>(rounded, x[i], scale, outer, inverse, absolute);
+    }
+    float sum = 0.0F;
+#pragma unroll
+    for (int turn = 0; turn < kLanes; ++turn) {
+      const float before = turn == 0 ? 0.0F : __shfl_up_sync(kFullMask, sum, 1, kLanes);
+      if (turn == 0 || lane == turn) {
+        sum = before;
+#pragma unroll
+        for (int i = 0; i < kVector<T>; ++i) {
+          sum = sum + part[i];
+        }
+      }
+    }
+    e[r] = sum;
+  }
+#pragma unroll
   for (int width = kBlock / 2; width > 0; width /= 2) {
-    e = e + __shfl_down_sync(kFullMask, e, static_cast<unsigned>(width), kBlock);
+#pragma unroll
+    for (int r = 0; r < width; ++r) {
+      e[r] = e[r] + e[r + width];
+    }
   }
-  return __shfl_sync(kFullMask, e, 0, kBlock);
+  return __shfl_sync(kFullMask, e[0], kLanes - 1, kLanes);
 }
 
-// 16x16 tiles. A lane holds its row of kUnroll neighbouring tiles; half a warp takes these tiles.
+template <class T, bool kFast>
+__device__ inline bool takes_four(const uint4 (&v)[kBlock], const gpu::Candidates& c, const OuterScale& outer,
+                                  bool absolute) {
+  return tile_error<T, kFast>(v, c.four.value, c.four.multiplier, outer, absolute) <
+         tile_error<T, kFast>(v, c.six.value, c.six.multiplier, outer, absolute);
+}
+
+// 16x16 tiles, one column group a thread. cols / kVector<T> groups are a multiple of a tile's lanes.
 template <class T, bool kFourOverSix, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     square_kernel(const T* x, int64_t stride, int64_t rows, int64_t cols, Scope scope, uint8_t* q, uint8_t* scale) {
+  constexpr int kLanes = kBlock / kVector<T>;
+  const int64_t groups = cols / kVector<T>;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const bool active = thread < rows / kBlock * groups;
+  const int64_t row = active ? thread / groups * kBlock : 0;
+  const int64_t col = active ? thread % groups * kVector<T> : 0;
+  uint4 v[kBlock];
+#pragma unroll
+  for (int r = 0; r < kBlock; ++r) {
+    v[r] = active ? gpu::load_vector<T, kAligned>(x + (row + r) * stride + col) : uint4{0, 0, 0, 0};
+  }
   const float amax = max_of(scope.maxima, scope.count);
   const OuterScale outer = make_outer_scale(amax, scope.range);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     scope.amax[0] = amax;
   }
-  const int64_t per_row = cols / kBlock;
-  const int64_t groups = gpu::ceil_div(per_row, kUnroll);  // of tiles, in a row of tiles
-  const int64_t total = rows / kBlock * groups;
-  const int lane = static_cast<int>(threadIdx.x) % kBlock;
-  constexpr int kHalves = kThreads / kBlock;
-  for (int64_t begin = static_cast<int64_t>(blockIdx.x) * kHalves; begin < total;
-       begin += static_cast<int64_t>(gridDim.x) * kHalves) {
-    const int64_t i = begin + threadIdx.x / kBlock;
-    const bool active = i < total;
-    const int64_t tile_row = active ? i / groups : 0;
-    const int64_t first = active ? (i - tile_row * groups) * kUnroll : 0;
-    const int64_t row = tile_row * kBlock + lane;
-    const T* in = x + row * stride + first * kBlock;
-    Block16<T> block[kUnroll];
+  const float tile_amax = gpu::lane_max(gpu::amax_of(v, T()), kLanes);
+  gpu::BlockScale s;
+  if constexpr (kFourOverSix) {
+    const gpu::Candidates c = gpu::candidate_scales(tile_amax, outer);
+    const bool four = gpu::divides_fast(outer.amax) ? takes_four<T, true>(v, c, outer, scope.absolute)
+                                                    : takes_four<T, false>(v, c, outer, scope.absolute);
+    s = four ? c.four : c.six;
+  } else {
+    s = gpu::nvfp4_block_scale(tile_amax * outer.t, outer);
+  }
+  if (!active) {
+    return;
+  }
 #pragma unroll
-    for (int j = 0; j < kUnroll; ++j) {
-      block[j] = {};
-      if (active && first + j < per_row) {
-        block[j] = gpu::load_block<T, kAligned>(in + j * kBlock);
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kUnroll; ++j) {
-      const float block_amax = gpu::lane_max(block[j].amax(), kBlock);
-      gpu::BlockScale s;
-      if constexpr (kFourOverSix) {
-        const gpu::Candidates c = gpu::candidate_scales(block_amax, outer);
-        float four;
-        float six;
-        if (gpu::divides_fast(outer.amax)) {
-          four = gpu::candidate_error<T, true>(block[j], c.four, outer, scope.absolute);
-          six = gpu::candidate_error<T, true>(block[j], c.six, outer, scope.absolute);
-        } else {
-          four = gpu::candidate_error<T, false>(block[j], c.four, outer, scope.absolute);
-          six = gpu::candidate_error<T, false>(block[j], c.six, outer, scope.absolute);
-        }
-        s = tile_error(four) < tile_error(six) ? c.four : c.six;
-      } else {
-        s = gpu::nvfp4_block_scale(block_amax * outer.t, outer);
-      }
-      if (active && first + j < per_row) {
-        const int64_t at = row * per_row + first + j;
-        *reinterpret_cast<uint2*>(q + at * (kBlock / 2)) = gpu::cast_block(block[j], s.multiplier);
-        scale[at] = static_cast<uint8_t>(s.code);
-      }
+  for (int r = 0; r < kBlock; ++r) {
+    const int64_t at = (row + r) * cols + col;
+    cast_vector<T>(v[r], s.multiplier, q + at / 2);
+    if (threadIdx.x % kLanes == 0) {
+      scale[at / kBlock] = static_cast<uint8_t>(s.code);
     }
   }
 }
@@ -273,8 +319,8 @@ void launch_flat(MatrixView x, const Scope& scope, const Nvfp4Output& out, Strea
 template <class T, bool kFourOverSix>
 void launch_square(MatrixView x, const Scope& scope, const Nvfp4Output& out, StreamHandle stream) {
   const auto* data = static_cast<const T*>(x.data);
-  const int64_t groups = x.rows / kBlock * gpu::ceil_div(x.cols / kBlock, kUnroll);
-  const unsigned grid = gpu::strided_grid(gpu::ceil_div(groups, kThreads / kBlock), kFlatBlocksPerSm);
+  const auto grid =
+      static_cast<unsigned>(gpu::ceil_div(x.rows / kBlock * (x.cols / kVector<T>), kThreads));
   if (gpu::is_vectorizable(x)) {
     square_kernel<T, kFourOverSix, true>
         <<<grid, kThreads, 0, stream>>>(data, x.stride, x.rows, x.cols, scope, out.q, out.scale);

@@ -240,25 +240,45 @@ __device__ inline float divide(float n, float divisor, float inverse) {
 // Outer scales for which the short division is exact: q * s * A is 0 or lies between 2^-100 and 2^120.
 __device__ inline bool divides_fast(float amax) { return amax > 0x1p-80F && amax < 0x1p100F; }
 
-// One row's error under a candidate: e = fl(e + |d|) or fl(e + d^2) in ascending order, from `e`.
-template <class T, bool kFast>
-__device__ inline float candidate_error(const Block16<T>& block, const BlockScale& scale,
-                                        const formats::OuterScale& outer, bool absolute) {
+// |d| or d^2 of one element under a candidate: q is its rounded magnitude, d of -x is -d of x, and a NaN stays one.
+template <bool kFast>
+__device__ inline float error_of(float q, float x, float scale, const formats::OuterScale& outer, float inverse,
+                                 bool absolute) {
+  const float d = divide<kFast>((q * scale) * outer.amax, outer.divisor, inverse) - fabsf(x);
+  return absolute ? fabsf(d) : d * d;
+}
+
+// One row of a block under a candidate scale: its codes without signs, and its error, e = fl(e + |d|) or
+// fl(e + d^2) in ascending order from +0.
+struct CandidateRow {
+  uint2 codes;
+  uint2 signs;  // with kSigns
+  float error;
+};
+template <class T, bool kFast, bool kSigns>
+__device__ inline CandidateRow try_candidate(const Block16<T>& block, const BlockScale& scale,
+                                             const formats::OuterScale& outer, bool absolute) {
   const float inverse = 1.0F / outer.divisor;
-  float e = 0.0F;
+  CandidateRow row{};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float x[8];
+    float scaled[8];
+    uint32_t bits[8];
     block.values(half, x);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      // Signs drop out: d of -x is -d of x. A NaN stays one through the subtraction.
-      const float q = round_e2m1(x[i] * scale.multiplier).value;
-      const float d = divide<kFast>((q * scale.value) * outer.amax, outer.divisor, inverse) - fabsf(x[i]);
-      e = e + (absolute ? fabsf(d) : d * d);
+      scaled[i] = x[i] * scale.multiplier;
+      const RoundedE2M1 q = round_e2m1(scaled[i]);
+      bits[i] = q.bits;
+      row.error = row.error + error_of<kFast>(q.value, x[i], scale.value, outer, inverse, absolute);
+    }
+    (half == 0 ? row.codes.x : row.codes.y) = pack_e2m1(bits);
+    if constexpr (kSigns) {
+      (half == 0 ? row.signs.x : row.signs.y) = e2m1_signs(scaled);
     }
   }
-  return e;
+  return row;
 }
 
 struct Candidates {
@@ -271,23 +291,30 @@ __device__ inline Candidates candidate_scales(float block_amax, const formats::O
           nvfp4_block_scale(fminf(base * 1.5F, formats::kE4M3Max), outer)};
 }
 
-// The scale of a block of one row.
+// Four over six for a block of one row.
+template <class T, bool kFast>
+__device__ inline BlockScale cast_four_over_six(const Block16<T>& block, const Candidates& c,
+                                                const formats::OuterScale& outer, bool absolute, uint2& q) {
+  const CandidateRow six = try_candidate<T, kFast, true>(block, c.six, outer, absolute);
+  const CandidateRow four = try_candidate<T, kFast, false>(block, c.four, outer, absolute);
+  const bool take_four = four.error < six.error;  // a NaN compares false
+  q.x = (take_four ? four.codes.x : six.codes.x) | six.signs.x;
+  q.y = (take_four ? four.codes.y : six.codes.y) | six.signs.y;
+  return take_four ? c.four : c.six;
+}
+
+// The scale and the codes of a block of one row.
 template <class T, bool kFourOverSix>
-__device__ inline BlockScale choose_scale(const Block16<T>& block, float block_amax,
-                                          const formats::OuterScale& outer, bool absolute) {
+__device__ inline BlockScale quantize_block(const Block16<T>& block, float block_amax,
+                                            const formats::OuterScale& outer, bool absolute, uint2& q) {
   if constexpr (!kFourOverSix) {
-    return nvfp4_block_scale(block_amax * outer.t, outer);
+    const BlockScale scale = nvfp4_block_scale(block_amax * outer.t, outer);
+    q = cast_block(block, scale.multiplier);
+    return scale;
   } else {
     const Candidates c = candidate_scales(block_amax, outer);
-    bool take_four;
-    if (divides_fast(outer.amax)) {
-      take_four = candidate_error<T, true>(block, c.four, outer, absolute) <
-                  candidate_error<T, true>(block, c.six, outer, absolute);
-    } else {
-      take_four = candidate_error<T, false>(block, c.four, outer, absolute) <
-                  candidate_error<T, false>(block, c.six, outer, absolute);
-    }
-    return take_four ? c.four : c.six;  // a NaN compares false
+    return divides_fast(outer.amax) ? cast_four_over_six<T, true>(block, c, outer, absolute, q)
+                                    : cast_four_over_six<T, false>(block, c, outer, absolute, q);
   }
 }
 

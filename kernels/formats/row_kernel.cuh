@@ -231,8 +231,9 @@ __global__ void __launch_bounds__(kMaxRowThreads) row_kernel(RowInput<T> in, Row
     for (int j = 0; j < kUnits; ++j) {
       const int u = j * threads + t;
       if (active && u < units) {
-        const BlockScale scale = choose_scale<T, kFourOverSix>(block[j], block_amax[j], outer, out.absolute);
-        *reinterpret_cast<uint2*>(out.q + (row * units + u) * (kUnit / 2)) = cast_block(block[j], scale.multiplier);
+        uint2 q;
+        const BlockScale scale = quantize_block<T, kFourOverSix>(block[j], block_amax[j], outer, out.absolute, q);
+        *reinterpret_cast<uint2*>(out.q + (row * units + u) * (kUnit / 2)) = q;
         out.scale[row * units + u] = static_cast<uint8_t>(scale.code);
       }
     }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/formats/amax.hpp"
+#include "kernels/formats/health_cuda.hpp"
 #include "kernels/formats/mxfp8_cuda.hpp"
 #include "kernels/formats/nvfp4_cuda.hpp"
 
@@ -173,6 +174,47 @@ int64_t different(const Bytes& a, const Bytes& b) {
     }
   }
   return count;
+}
+
+QuantHealth health_on_cpu(const Quantizer& quantizer, MatrixView x) {
+  QuantHealth health;
+  std::vector<uint8_t> q(static_cast<size_t>(x.rows * x.cols));
+  std::vector<uint8_t> scale(q.size() / 16);
+  std::vector<float> amax_values(static_cast<size_t>(x.rows));
+  if (quantizer.kind == Quantizer::Kind::kMxfp8Rows) {
+    quantize_mxfp8_rows(x, q.data(), scale.data(), quantizer.element, &health);
+  } else if (quantizer.kind == Quantizer::Kind::kMxfp8Cols) {
+    quantize_mxfp8_cols(x, q.data(), scale.data(), quantizer.element, &health);
+  } else {
+    quantize_nvfp4(x, quantizer.nvfp4, {q.data(), scale.data(), amax_values.data()}, nullptr, &health);
+  }
+  return health;
+}
+
+QuantHealth health_on_gpu(const Quantizer& quantizer, MatrixView x, const Gpu& gpu) {
+  const auto elements = static_cast<size_t>(x.rows * x.cols);
+  const Memory q = gpu.allocate(elements);
+  const Memory scale = gpu.allocate(elements / 16);
+  const Memory amax_memory = gpu.allocate(static_cast<size_t>(x.rows) * sizeof(float));
+  const Memory amax_scratch = gpu.allocate(cuda::kAmaxScratch * sizeof(float));
+  const Memory scratch = gpu.allocate(cuda::kHealthScratch * sizeof(QuantHealth));
+  const Memory result = gpu.allocate(sizeof(QuantHealth));
+  auto* const record = result.as<QuantHealth>();
+  auto* const shares = scratch.as<QuantHealth>();
+  if (quantizer.kind == Quantizer::Kind::kMxfp8Rows) {
+    cuda::quantize_mxfp8_rows(x, q.as<uint8_t>(), scale.as<uint8_t>(), quantizer.element, gpu.handle());
+    cuda::measure_mxfp8_rows(x, scale.as<uint8_t>(), quantizer.element, record, shares, gpu.handle());
+  } else if (quantizer.kind == Quantizer::Kind::kMxfp8Cols) {
+    cuda::quantize_mxfp8_cols(x, q.as<uint8_t>(), scale.as<uint8_t>(), quantizer.element, gpu.handle());
+    cuda::measure_mxfp8_cols(x, scale.as<uint8_t>(), quantizer.element, record, shares, gpu.handle());
+  } else {
+    cuda::quantize_nvfp4(x, quantizer.nvfp4, {q.as<uint8_t>(), scale.as<uint8_t>(), amax_memory.as<float>()}, nullptr,
+                         amax_scratch.as<float>(), gpu.handle());
+    cuda::measure_nvfp4(x, quantizer.nvfp4, scale.as<uint8_t>(), amax_memory.as<float>(), record, shares, gpu.handle());
+  }
+  QuantHealth health;
+  gpu.download(result, &health, sizeof(health));
+  return health;
 }
 
 std::string reference_name(const Quantizer& quantizer) {

@@ -34,6 +34,10 @@ Bytes on_cpu(const Quantizer& quantizer, accord::MatrixView x, accord::ThreadPoo
 Bytes on_gpu(const Quantizer& quantizer, accord::MatrixView x, const Gpu& gpu);
 int64_t different(const Bytes& a, const Bytes& b);
 
+// What the quantizer saw; x on the device for the second. Not for kMxfp8Both.
+accord::formats::QuantHealth health_on_cpu(const Quantizer& quantizer, accord::MatrixView x);
+accord::formats::QuantHealth health_on_gpu(const Quantizer& quantizer, accord::MatrixView x, const Gpu& gpu);
+
 // What tests/data/quant calls this quantizer's results; empty where it has none.
 std::string reference_name(const Quantizer& quantizer);
 

@@ -211,6 +211,35 @@ TEST_CASE("quantizers: an outer scale given from outside") {
   CHECK(gpu_test::different(gpu->download<uint8_t>(scale_memory, scale.size()), scale) == 0);
 }
 
+TEST_CASE("quantizers: what they saw is counted as on the CPU") {
+  const auto gpu = Gpu::open();
+  if (!gpu) return;
+  ThreadPool pool(num_cores());
+  const auto compare = [&](auto x, int64_t rows, int64_t cols) {
+    const Memory device = gpu->upload(x);
+    const MatrixView host = matrix_view(x.data(), rows, cols);
+    MatrixView view = host;
+    view.data = device.data();
+    for (const Quantizer& quantizer : all_quantizers()) {
+      if (quantizer.kind == Quantizer::Kind::kMxfp8Both) {
+        continue;
+      }
+      const QuantHealth a = gpu_test::health_on_cpu(quantizer, host);
+      const QuantHealth b = gpu_test::health_on_gpu(quantizer, view, *gpu);
+      INFO(quantizer.name());
+      CHECK(a.elements == b.elements);
+      CHECK(a.saturated == b.saturated);
+      CHECK(a.flushed == b.flushed);
+      CHECK(a.nan == b.nan);
+      CHECK(a.amax == b.amax);
+    }
+  };
+  for (const auto& [rows, cols] : {std::pair{int64_t{32}, int64_t{32}}, {64, 544}, {512, 1024}}) {
+    compare(hard<BF16>(31, rows, cols, pool), rows, cols);
+    compare(hard<float>(32, rows, cols, pool), rows, cols);
+  }
+}
+
 TEST_CASE("decoders: every code under every scale") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
