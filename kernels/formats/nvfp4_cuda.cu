@@ -23,8 +23,11 @@ using gpu::kWarp;
 constexpr int kThreads = 256;
 constexpr int kBlock = 16;
 constexpr int kUnroll = 4;
+// Blocks a thread works on at a time. Trying two scales is much code, which must stay in the instruction cache.
+template <bool kFourOverSix>
+constexpr int kFlatUnroll = kFourOverSix ? 1 : 4;
 constexpr int kAmaxBlocksPerSm = 6;
-constexpr int kFlatBlocksPerSm = 4;
+constexpr int kFlatBlocksPerSm = 8;
 
 // Every thread of the block gets the largest m.
 __device__ inline float block_max(float m) {
@@ -123,6 +126,7 @@ struct Scope {
 template <class T, bool kFourOverSix, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     flat_kernel(const T* x, int64_t stride, int64_t rows, int64_t per_row, Scope scope, uint8_t* q, uint8_t* scale) {
+  constexpr int kUnroll = kFlatUnroll<kFourOverSix>;
   constexpr int64_t kChunk = kUnroll * kThreads;
   const int64_t total = rows * per_row;
   Block16<T> block[kUnroll];
@@ -224,13 +228,20 @@ __device__ inline float tile_error(const uint4 (&v)[kBlock], float scale, float 
 template <class T, bool kFast>
 __device__ inline bool takes_four(const uint4 (&v)[kBlock], const gpu::Candidates& c, const OuterScale& outer,
                                   bool absolute) {
-  return tile_error<T, kFast>(v, c.four.value, c.four.multiplier, outer, absolute) <
-         tile_error<T, kFast>(v, c.six.value, c.six.multiplier, outer, absolute);
+  float six = 0.0F;
+  float error = 0.0F;
+#pragma unroll 1
+  for (int turn = 0; turn < 2; ++turn) {  // one copy of the code in the instruction cache
+    six = error;
+    const gpu::BlockScale& s = turn == 0 ? c.six : c.four;
+    error = tile_error<T, kFast>(v, s.value, s.multiplier, outer, absolute);
+  }
+  return error < six;
 }
 
 // 16x16 tiles, one column group a thread. cols / kVector<T> groups are a multiple of a tile's lanes.
 template <class T, bool kFourOverSix, bool kAligned>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 2)
     square_kernel(const T* x, int64_t stride, int64_t rows, int64_t cols, Scope scope, uint8_t* q, uint8_t* scale) {
   constexpr int kLanes = kBlock / kVector<T>;
   const int64_t groups = cols / kVector<T>;
@@ -305,7 +316,8 @@ void launch_flat(MatrixView x, const Scope& scope, const Nvfp4Output& out, Strea
   const auto [rows, cols] = scope.count != 0 ? extent_of(x) : Extent{x.rows, x.cols};
   const int64_t per_row = cols / kBlock;
   const auto* data = static_cast<const T*>(x.data);
-  const unsigned grid = gpu::strided_grid(gpu::ceil_div(rows * per_row, kUnroll * kThreads), kFlatBlocksPerSm);
+  const unsigned grid =
+      gpu::strided_grid(gpu::ceil_div(rows * per_row, kFlatUnroll<kFourOverSix> * kThreads), kFlatBlocksPerSm);
   if (gpu::is_vectorizable(x)) {
     flat_kernel<T, kFourOverSix, true>
         <<<grid, kThreads, 0, stream>>>(data, x.stride, rows, per_row, scope, out.q, out.scale);

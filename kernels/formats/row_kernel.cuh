@@ -227,14 +227,26 @@ __global__ void __launch_bounds__(kMaxRowThreads) row_kernel(RowInput<T> in, Row
     if (active && t == 0) {
       out.amax[row] = amax;
     }
+    const auto store = [&](const Block16<T>& b, float b_amax, int u) {
+      uint2 q;
+      const BlockScale scale = quantize_block<T, kFourOverSix>(b, b_amax, outer, out.absolute, q);
+      *reinterpret_cast<uint2*>(out.q + (row * units + u) * (kUnit / 2)) = q;
+      out.scale[row * units + u] = static_cast<uint8_t>(scale.code);
+    };
+    if constexpr (kFourOverSix && kSource == Source::kRead) {
+      // Trying two scales is much code: in a loop it stays in the instruction cache, and the row in the data cache.
+#pragma unroll 1
+      for (int u = t; active && u < units; u += threads) {
+        const Block16<T> again = load_block<T, true>(x + u * kUnit);
+        store(again, again.amax(), u);
+      }
+    } else {
 #pragma unroll
-    for (int j = 0; j < kUnits; ++j) {
-      const int u = j * threads + t;
-      if (active && u < units) {
-        uint2 q;
-        const BlockScale scale = quantize_block<T, kFourOverSix>(block[j], block_amax[j], outer, out.absolute, q);
-        *reinterpret_cast<uint2*>(out.q + (row * units + u) * (kUnit / 2)) = q;
-        out.scale[row * units + u] = static_cast<uint8_t>(scale.code);
+      for (int j = 0; j < kUnits; ++j) {
+        const int u = j * threads + t;
+        if (active && u < units) {
+          store(block[j], block_amax[j], u);
+        }
       }
     }
   }
