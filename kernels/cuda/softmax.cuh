@@ -45,12 +45,36 @@ __device__ inline float add_tile(const float* tile, int count, int lane, float s
   return sum;
 }
 
+// Calls body(id, logit) for the ids of this thread, in ascending order, with several loads in flight.
+template <class Body>
+__device__ inline void for_my_logits(const float* logits, int64_t vocab, Body body) {
+  constexpr int kUnroll = 8;
+  int64_t i = threadIdx.x;
+  for (; i + (kUnroll - 1) * kSoftmaxThreads < vocab; i += kUnroll * kSoftmaxThreads) {
+    float v[kUnroll];
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) {
+      v[j] = logits[i + j * kSoftmaxThreads];
+    }
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) {
+      body(i + j * kSoftmaxThreads, v[j]);
+    }
+  }
+  for (; i < vocab; i += kSoftmaxThreads) {
+    body(i, logits[i]);
+  }
+}
+
+// A division by 1 changes nothing.
+__device__ inline float tempered(float logit, float temperature) {
+  return temperature == 1.0F ? logit : logit / temperature;
+}
+
 // max z of the row, NaN ignored, from -inf; for every thread.
 __device__ inline float max_of_row(const float* logits, int64_t vocab, float temperature, float* shared) {
   float m = -__builtin_huge_valf();
-  for (int64_t i = threadIdx.x; i < vocab; i += kSoftmaxThreads) {
-    m = fmaxf(m, logits[i] / temperature);
-  }
+  for_my_logits(logits, vocab, [&](int64_t, float logit) { m = fmaxf(m, tempered(logit, temperature)); });
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
     m = fmaxf(m, __shfl_xor_sync(kFullMask, m, offset));
   }
@@ -65,26 +89,50 @@ __device__ inline float max_of_row(const float* logits, int64_t vocab, float tem
   return m;
 }
 
-// Called by all threads of a block of kSoftmaxThreads; the result is every thread's.
-template <bool kEntropy>
+// Called by all threads of a block of kSoftmaxThreads; the result is every thread's. `each(p)` sees every weight
+// exp(z - max) of its thread once; all threads call `after_tile(tile)` after those of a tile.
+template <bool kEntropy, class Each, class AfterTile>
 __device__ inline SoftmaxSums softmax_sums(const float* logits, int64_t vocab, float temperature,
-                                           SoftmaxStorage<kEntropy>& shared) {
+                                           SoftmaxStorage<kEntropy>& shared, Each each, AfterTile after_tile) {
   const float max = max_of_row(logits, vocab, temperature, shared.warps);
   constexpr int kAdder = kSoftmaxThreads / kWarp - 1;
+  constexpr int kPerThread = kSoftmaxTile / kSoftmaxThreads;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   float sum = 0.0F;  // of the adder's lanes 0 to 15; 16 to 31 add the products
+  float next[kPerThread];
+  const auto load = [&](int64_t begin) {
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) {
+      const int64_t i = begin + j * kSoftmaxThreads + threadIdx.x;
+      next[j] = i < vocab ? logits[i] : 0.0F;
+    }
+  };
+  load(0);
   int buffer = 0;
-  for (int64_t begin = 0; begin < vocab; begin += kSoftmaxTile, buffer ^= 1) {
+  int tile = 0;
+  for (int64_t begin = 0; begin < vocab; begin += kSoftmaxTile, buffer ^= 1, ++tile) {
     const int count = static_cast<int>(vocab - begin < kSoftmaxTile ? vocab - begin : kSoftmaxTile);
-    for (int i = static_cast<int>(threadIdx.x); i < count; i += kSoftmaxThreads) {
-      const float d = logits[begin + i] / temperature - max;
-      const float p = kernels::exp_scalar(d);
-      shared.weights[buffer][i] = p;
-      if constexpr (kEntropy) {
-        shared.products[buffer][i] = p == 0.0F ? 0.0F : p * d;  // also where d is -inf; a NaN stays
+    float current[kPerThread];
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) {
+      current[j] = next[j];
+    }
+    load(begin + kSoftmaxTile);
+#pragma unroll
+    for (int j = 0; j < kPerThread; ++j) {
+      const int i = j * kSoftmaxThreads + static_cast<int>(threadIdx.x);
+      if (i < count) {
+        const float d = tempered(current[j], temperature) - max;
+        const float p = kernels::exp_scalar(d);
+        shared.weights[buffer][i] = p;
+        if constexpr (kEntropy) {
+          shared.products[buffer][i] = p == 0.0F ? 0.0F : p * d;  // also where d is -inf; a NaN stays
+        }
+        each(p);
       }
     }
+    after_tile(tile);
     // Past this barrier nobody reads the other buffer any more: its adder comes here after it.
     __syncthreads();
     if (warp == kAdder) {

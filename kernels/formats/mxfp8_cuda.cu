@@ -132,7 +132,7 @@ struct Piece {
       for (int i = 0; i < kWords; ++i) {
         pair = gpu::max_abs_bf16x2(pair, w[i]);
       }
-      return fmaxf(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+      return fmaxf(gpu::magnitude_low(pair), gpu::magnitude_high(pair));
     }
   }
   // The codes of the values times their factors.
@@ -152,6 +152,32 @@ struct Piece {
   }
 };
 
+// The amax of two rows' blocks, in all of their lanes. Of bf16, the rows share the words that are exchanged.
+template <class T, int kCols>
+__device__ inline void amax_of_rows(const Piece<T, kCols>& a, const Piece<T, kCols>& b, uint32_t lanes,
+                                    float (&amax)[2]) {
+  constexpr int kLanesOfRow = kBlock / kCols;
+  if constexpr (sizeof(T) == sizeof(float)) {
+    amax[0] = gpu::lane_max(a.amax(), kLanesOfRow, lanes);
+    amax[1] = gpu::lane_max(b.amax(), kLanesOfRow, lanes);
+  } else {
+    uint32_t pair_a = 0;
+    uint32_t pair_b = 0;
+#pragma unroll
+    for (int i = 0; i < Piece<T, kCols>::kWords; ++i) {
+      pair_a = gpu::max_abs_bf16x2(pair_a, a.w[i]);
+      pair_b = gpu::max_abs_bf16x2(pair_b, b.w[i]);
+    }
+    uint32_t both = gpu::max_abs_bf16x2(__byte_perm(pair_a, pair_b, 0x5410), __byte_perm(pair_a, pair_b, 0x7632));
+#pragma unroll
+    for (int offset = kLanesOfRow / 2; offset > 0; offset /= 2) {
+      both = gpu::max_abs_bf16x2(both, __shfl_xor_sync(lanes, both, offset));
+    }
+    amax[0] = gpu::magnitude_low(both);
+    amax[1] = gpu::magnitude_high(both);
+  }
+}
+
 // 32 rows of kCols columns a thread. Threads run along a stripe's column groups, then along the stripes.
 template <class T, Element kElement, bool kRows, int kCols>
 __global__ void __launch_bounds__(kThreads)
@@ -160,17 +186,21 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kLanesOfRow = kBlock / kCols;
   const int64_t groups = cols / kCols;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  // With kRows, groups is a multiple of kLanesOfRow: the lanes of a row's block end together.
   const bool active = thread < stripes * groups;
-  const int64_t stripe = active ? thread / groups : 0;
-  const int64_t group = active ? thread - stripe * groups : 0;
+  const uint32_t lanes = __ballot_sync(kFullMask, active);  // with kRows, whole blocks of a row: groups divides
+  if (!active) {
+    return;
+  }
+  const int64_t stripe = thread / groups;
+  const int64_t group = thread - stripe * groups;
   const int64_t row = stripe * kBlock;
   const int64_t col = group * kCols;
   const T* in = x + row * stride + col;
   Piece<T, kCols> v[kBlock];
 #pragma unroll
   for (int r = 0; r < kBlock; ++r) {
-    v[r] = active ? Piece<T, kCols>::load(in + r * stride) : Piece<T, kCols>{};
+    v[r] = Piece<T, kCols>::load(in);
+    in += stride;
   }
 
   // |x| of a column as the bits of its type order like numbers; both halves of a word at once for bf16.
@@ -189,8 +219,8 @@ __global__ void __launch_bounds__(kThreads)
       for (int r = 0; r < kBlock; ++r) {
         m = gpu::max_abs_bf16x2(m, v[r].w[w]);
       }
-      amax[2 * w] = __uint_as_float(m << 16);
-      amax[2 * w + 1] = __uint_as_float(m & 0xffff0000u);
+      amax[2 * w] = gpu::magnitude_low(m);
+      amax[2 * w + 1] = gpu::magnitude_high(m);
     }
   }
 
@@ -202,32 +232,39 @@ __global__ void __launch_bounds__(kThreads)
     factors[i] = gpu::mxfp8_reciprocal(e);
     words[i / 4] |= e << (8 * (i % 4));
   }
-  if (active) {
-    uint8_t* out = col_scale + stripe * cols + col;
-    if constexpr (kCols == 8) {
-      *reinterpret_cast<uint2*>(out) = {words[0], words[1]};
-    } else {
-      *reinterpret_cast<uint32_t*>(out) = words[0];
-    }
+  uint8_t* scales = col_scale + stripe * cols + col;
+  if constexpr (kCols == 8) {
+    *reinterpret_cast<uint2*>(scales) = {words[0], words[1]};
+  } else {
+    *reinterpret_cast<uint32_t*>(scales) = words[0];
   }
+  const int64_t first = row * cols + col;
+  uint8_t* out = col_q + first;
+  uint8_t* row_out = kRows ? row_q + first : nullptr;
+  uint8_t* row_scales = kRows ? row_scale + first / kBlock : nullptr;
 #pragma unroll
-  for (int r = 0; r < kBlock; ++r) {
-    const int64_t at = (row + r) * cols + col;
-    if (active) {
-      v[r].template cast<kElement>(factors, col_q + at);
-    }
+  for (int r = 0; r < kBlock; r += 2) {
+    v[r].template cast<kElement>(factors, out);
+    v[r + 1].template cast<kElement>(factors, out + cols);
+    out += 2 * cols;
     if constexpr (kRows) {
-      const uint32_t e = gpu::mxfp8_exponent<kElement>(gpu::lane_max(v[r].amax(), kLanesOfRow));
-      if (active) {
+      float row_amax[2];
+      amax_of_rows(v[r], v[r + 1], lanes, row_amax);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint32_t e = gpu::mxfp8_exponent<kElement>(row_amax[i]);
+        const float factor = gpu::mxfp8_reciprocal(e);
         float same[kCols];
 #pragma unroll
-        for (int i = 0; i < kCols; ++i) {
-          same[i] = gpu::mxfp8_reciprocal(e);
+        for (int c = 0; c < kCols; ++c) {
+          same[c] = factor;
         }
-        v[r].template cast<kElement>(same, row_q + at);
-        if (group % kLanesOfRow == 0) {
-          row_scale[at / kBlock] = static_cast<uint8_t>(e);
+        v[r + i].template cast<kElement>(same, row_out);
+        if (threadIdx.x % kLanesOfRow == 0) {
+          *row_scales = static_cast<uint8_t>(e);
         }
+        row_out += cols;
+        row_scales += cols / kBlock;
       }
     }
   }

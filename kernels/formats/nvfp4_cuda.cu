@@ -21,6 +21,7 @@ using gpu::kVector;
 using gpu::kWarp;
 
 constexpr int kThreads = 256;
+constexpr int kSquareThreads = 128;
 constexpr int kBlock = 16;
 constexpr int kUnroll = 4;
 // Blocks a thread works on at a time. Trying two scales is much code, which must stay in the instruction cache.
@@ -30,6 +31,7 @@ constexpr int kAmaxBlocksPerSm = 6;
 constexpr int kFlatBlocksPerSm = 8;
 
 // Every thread of the block gets the largest m.
+template <int kThreads>
 __device__ inline float block_max(float m) {
   __shared__ float shared[kThreads / kWarp];
   m = gpu::lane_max(m, kWarp);
@@ -45,12 +47,13 @@ __device__ inline float block_max(float m) {
   return m;
 }
 
+template <int kThreads>
 __device__ inline float max_of(const float* values, int count) {
   float m = 0.0F;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
     m = fmaxf(m, values[i]);
   }
-  return block_max(m);
+  return block_max<kThreads>(m);
 }
 
 // partials[block], of `length` elements in each of `rows`.
@@ -85,7 +88,7 @@ __global__ void __launch_bounds__(kThreads)
       m = fmaxf(m, fabsf(to_float(*address(i))));
     }
   }
-  m = block_max(m);
+  m = block_max<kThreads>(m);
   if (threadIdx.x == 0) {
     partials[blockIdx.x] = m;
   }
@@ -93,7 +96,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     finish_amax_kernel(const float* partials, int count, float* result, bool accumulate) {
-  float m = max_of(partials, count);
+  const float m = max_of<kThreads>(partials, count);
   if (threadIdx.x == 0) {
     result[0] = accumulate ? fmaxf(m, result[0]) : m;
   }
@@ -107,7 +110,7 @@ __global__ void __launch_bounds__(kThreads) row_amax_kernel(const T* x, int64_t 
   for (int64_t i = threadIdx.x; i < cols; i += kThreads) {
     m = fmaxf(m, fabsf(to_float(row[i])));
   }
-  m = block_max(m);
+  m = block_max<kThreads>(m);
   if (threadIdx.x == 0) {
     amax[blockIdx.x] = m;
   }
@@ -144,7 +147,7 @@ __global__ void __launch_bounds__(kThreads)
   load(begin);  // in flight while the outer scale is made
   OuterScale outer{};
   if (scope.count != 0) {
-    const float amax = max_of(scope.maxima, scope.count);
+    const float amax = max_of<kThreads>(scope.maxima, scope.count);
     outer = make_outer_scale(amax, scope.range);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
       scope.amax[0] = amax;
@@ -241,11 +244,11 @@ __device__ inline bool takes_four(const uint4 (&v)[kBlock], const gpu::Candidate
 
 // 16x16 tiles, one column group a thread. cols / kVector<T> groups are a multiple of a tile's lanes.
 template <class T, bool kFourOverSix, bool kAligned>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kSquareThreads, kFourOverSix ? 4 : 5)
     square_kernel(const T* x, int64_t stride, int64_t rows, int64_t cols, Scope scope, uint8_t* q, uint8_t* scale) {
   constexpr int kLanes = kBlock / kVector<T>;
   const int64_t groups = cols / kVector<T>;
-  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kSquareThreads + threadIdx.x;
   const bool active = thread < rows / kBlock * groups;
   const int64_t row = active ? thread / groups * kBlock : 0;
   const int64_t col = active ? thread % groups * kVector<T> : 0;
@@ -254,7 +257,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int r = 0; r < kBlock; ++r) {
     v[r] = active ? gpu::load_vector<T, kAligned>(x + (row + r) * stride + col) : uint4{0, 0, 0, 0};
   }
-  const float amax = max_of(scope.maxima, scope.count);
+  const float amax = max_of<kSquareThreads>(scope.maxima, scope.count);
   const OuterScale outer = make_outer_scale(amax, scope.range);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     scope.amax[0] = amax;
@@ -332,13 +335,13 @@ template <class T, bool kFourOverSix>
 void launch_square(MatrixView x, const Scope& scope, const Nvfp4Output& out, StreamHandle stream) {
   const auto* data = static_cast<const T*>(x.data);
   const auto grid =
-      static_cast<unsigned>(gpu::ceil_div(x.rows / kBlock * (x.cols / kVector<T>), kThreads));
+      static_cast<unsigned>(gpu::ceil_div(x.rows / kBlock * (x.cols / kVector<T>), kSquareThreads));
   if (gpu::is_vectorizable(x)) {
     square_kernel<T, kFourOverSix, true>
-        <<<grid, kThreads, 0, stream>>>(data, x.stride, x.rows, x.cols, scope, out.q, out.scale);
+        <<<grid, kSquareThreads, 0, stream>>>(data, x.stride, x.rows, x.cols, scope, out.q, out.scale);
   } else {
     square_kernel<T, kFourOverSix, false>
-        <<<grid, kThreads, 0, stream>>>(data, x.stride, x.rows, x.cols, scope, out.q, out.scale);
+        <<<grid, kSquareThreads, 0, stream>>>(data, x.stride, x.rows, x.cols, scope, out.q, out.scale);
   }
   check_launch("quantize_nvfp4");
 }

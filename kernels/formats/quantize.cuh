@@ -19,11 +19,14 @@ using formats::Element;
 
 // --- largest magnitudes: NaN ignored, from +0 ---
 
+// The larger magnitudes of two pairs. The signs of the result mean nothing: magnitude_low and _high drop them.
 __device__ inline uint32_t max_abs_bf16x2(uint32_t a, uint32_t b) {
   uint32_t result;
-  asm("{.reg .b32 p, q; abs.bf16x2 p, %1; abs.bf16x2 q, %2; max.bf16x2 %0, p, q;}" : "=r"(result) : "r"(a), "r"(b));
+  asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
   return result;
 }
+__device__ inline float magnitude_low(uint32_t pair) { return __uint_as_float((pair << 16) & 0x7fffffffu); }
+__device__ inline float magnitude_high(uint32_t pair) { return __uint_as_float(pair & 0x7fff0000u); }
 
 // Of N vectors.
 template <int N>
@@ -48,13 +51,13 @@ __device__ inline float amax_of(const uint4 (&v)[N], BF16) {
       m = max_abs_bf16x2(m, word(v[i], j));
     }
   }
-  return fmaxf(__uint_as_float(m << 16), __uint_as_float(m & 0xffff0000u));
+  return fmaxf(magnitude_low(m), magnitude_high(m));
 }
 
-// Over groups of `width` neighbouring lanes, a power of two.
-__device__ inline float lane_max(float m, int width) {
+// Over groups of `width` neighbouring lanes, a power of two. `mask` has the lanes that take part.
+__device__ inline float lane_max(float m, int width, uint32_t mask = kFullMask) {
   for (int offset = width / 2; offset > 0; offset /= 2) {
-    m = fmaxf(m, __shfl_xor_sync(kFullMask, m, offset));
+    m = fmaxf(m, __shfl_xor_sync(mask, m, offset));
   }
   return m;
 }
@@ -71,9 +74,8 @@ __device__ inline uint32_t mxfp8_exponent(float amax) {
   return min(e, 254u);
 }
 
-__device__ inline float mxfp8_reciprocal(uint32_t e) {
-  return __uint_as_float(e == 254 ? 0x00400000u : (254u - e) << 23);
-}
+// 2^(127-e); of e = 254 it is the subnormal 2^-127.
+__device__ inline float mxfp8_reciprocal(uint32_t e) { return __uint_as_float(max((254u - e) << 23, 0x00400000u)); }
 
 // Two values, the first in the low byte.
 template <Element kElement>

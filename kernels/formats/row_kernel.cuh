@@ -122,8 +122,12 @@ __device__ inline float row_max(float m, int threads, float* shared) {
   return m;
 }
 
+// Blocks of kMaxRowThreads that should fit on a multiprocessor: up to four units of bf16 leave room for two.
+template <class T, int kUnits>
+constexpr int row_blocks = sizeof(Block16<T>) * kUnits <= 4 * sizeof(Block16<BF16>) ? 2 : 1;
+
 template <class T, Source kSource, Sink kSink, int kUnits, bool kFourOverSix>
-__global__ void __launch_bounds__(kMaxRowThreads) row_kernel(RowInput<T> in, RowOutput<T> out, RowShape shape) {
+__global__ void __launch_bounds__(kMaxRowThreads, row_blocks<T, kUnits>) row_kernel(RowInput<T> in, RowOutput<T> out, RowShape shape) {
   __shared__ float shared[kRowThreads / 4 * kSumLanes];  // sums of a block's rows, or a maximum a warp
   const int threads = shape.threads;
   const int group = static_cast<int>(threadIdx.x) / threads;

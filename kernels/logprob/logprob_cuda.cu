@@ -16,11 +16,11 @@ __global__ void __launch_bounds__(gpu::kSoftmaxThreads)
   const int64_t row = blockIdx.x;
   const float* in = logits + row * stride;
   const float temperature = temperatures[row];
-  const gpu::SoftmaxSums sums = gpu::softmax_sums(in, vocab, temperature, shared);
+  const gpu::SoftmaxSums sums = gpu::softmax_sums(in, vocab, temperature, shared, [](float) {}, [](int) {});
   if (threadIdx.x == 0) {
     const float log_sum = log_scalar(sums.sum);
     if (logprobs != nullptr) {
-      logprobs[row] = (in[tokens[row]] / temperature - sums.max) - log_sum;
+      logprobs[row] = (gpu::tempered(in[tokens[row]], temperature) - sums.max) - log_sum;
     }
     if constexpr (kEntropy) {
       entropies[row] = log_sum - sums.weighted / sums.sum;

@@ -1,6 +1,6 @@
-// sort     ids [T*K] -> rows sorted by expert, then by position. One block an expert reads all ids: once to count
-//          what comes before its rows, once to write them in ascending order. A maximum of 1024 experts and some
-//          10^5 ids keep that within the cache.
+// sort     ids [T*K] -> rows sorted by expert, then by position: a stable counting sort. Few ids: one block an
+//          expert reads all of them. Many: each block counts the experts of a chunk, one block turns counts into
+//          first rows, and each block places its chunk; a warp's equal ids find each other by votes.
 // combine  y[t] = T(x[t] + T(sum over slots s ascending of weights[t][s] * down[slot_rows[t][s]])), by fused
 //          multiply-adds from slot 0 on.
 #include <cassert>
@@ -34,6 +34,112 @@ __device__ inline int block_sum(int v, int* shared) {
   }
   __syncthreads();
   return sum;
+}
+
+constexpr int64_t kFewIds = 8192;
+constexpr int kChunkRounds = 4;                                 // of a warp
+constexpr int kChunk = kWarps * kChunkRounds * kWarp;           // ids of a block
+constexpr int kMaxExperts = 1024;
+
+// counters[warp][expert] of this block's chunk; all zero before.
+__device__ inline void count_chunk(const int32_t* ids, int num_ids, int experts, int* counters) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int begin = static_cast<int>(blockIdx.x) * kChunk + warp * kChunkRounds * kWarp;
+  for (int round = 0; round < kChunkRounds; ++round) {
+    const int i = begin + round * kWarp + lane;
+    const int id = i < num_ids ? ids[i] : -1;
+    const uint32_t same = __match_any_sync(kFullMask, id);
+    if (id >= 0 && lane == __ffs(static_cast<int>(same)) - 1) {
+      counters[warp * experts + id] += __popc(same);
+    }
+    __syncwarp();
+  }
+}
+
+// counts[chunk][expert]
+__global__ void __launch_bounds__(kThreads) count_kernel(const int32_t* ids, int num_ids, int experts, int32_t* counts) {
+  extern __shared__ int counters[];
+  for (int i = static_cast<int>(threadIdx.x); i < kWarps * experts; i += kThreads) {
+    counters[i] = 0;
+  }
+  __syncthreads();
+  count_chunk(ids, num_ids, experts, counters);
+  __syncthreads();
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += kThreads) {
+    int sum = 0;
+    for (int w = 0; w < kWarps; ++w) {
+      sum += counters[w * experts + e];
+    }
+    counts[static_cast<int64_t>(blockIdx.x) * experts + e] = sum;
+  }
+}
+
+// counts[chunk][expert] -> the first row of the chunk's ids of that expert. One block.
+__global__ void __launch_bounds__(kMaxExperts)
+    offsets_kernel(int32_t* counts, int chunks, int experts, int num_ids, int32_t* expert_offsets) {
+  __shared__ int totals[kMaxExperts];
+  const int e = static_cast<int>(threadIdx.x);
+  int total = 0;
+  if (e < experts) {
+    for (int c = 0; c < chunks; ++c) {
+      const int64_t at = static_cast<int64_t>(c) * experts + e;
+      const int count = counts[at];
+      counts[at] = total;
+      total += count;
+    }
+    totals[e] = total;
+  }
+  __syncthreads();
+  if (e < experts) {
+    int first = 0;
+    for (int other = 0; other < e; ++other) {
+      first += totals[other];
+    }
+    expert_offsets[e] = first;
+    if (e == experts - 1) {
+      expert_offsets[experts] = num_ids;
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    place_kernel(const int32_t* ids, int num_ids, int experts, int k, const int32_t* counts, ExpertOrder order) {
+  extern __shared__ int counters[];
+  for (int i = static_cast<int>(threadIdx.x); i < kWarps * experts; i += kThreads) {
+    counters[i] = 0;
+  }
+  __syncthreads();
+  count_chunk(ids, num_ids, experts, counters);
+  __syncthreads();
+  for (int e = static_cast<int>(threadIdx.x); e < experts; e += kThreads) {
+    int next = order.expert_offsets[e] + counts[static_cast<int64_t>(blockIdx.x) * experts + e];
+    for (int w = 0; w < kWarps; ++w) {
+      const int count = counters[w * experts + e];
+      counters[w * experts + e] = next;
+      next += count;
+    }
+  }
+  __syncthreads();
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int begin = static_cast<int>(blockIdx.x) * kChunk + warp * kChunkRounds * kWarp;
+  for (int round = 0; round < kChunkRounds; ++round) {
+    const int i = begin + round * kWarp + lane;
+    const int id = i < num_ids ? ids[i] : -1;
+    const uint32_t same = __match_any_sync(kFullMask, id);
+    if (id >= 0) {
+      const int row = counters[warp * experts + id] + __popc(same & ((1u << lane) - 1u));
+      order.sorted_tokens[row] = i / k;
+      order.sorted_slots[row] = i % k;
+      order.slot_rows[i] = row;
+    }
+    __syncwarp();
+    if (id >= 0 && lane == __ffs(static_cast<int>(same)) - 1) {
+      counters[warp * experts + id] += __popc(same);
+    }
+    __syncwarp();
+  }
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -159,11 +265,24 @@ void gather(MatrixView x, const int32_t* sorted_tokens, MatrixView y, StreamHand
 
 }  // namespace
 
+int64_t sort_scratch(int64_t num_ids, int64_t experts) {
+  return num_ids <= kFewIds ? 0 : gpu::ceil_div(num_ids, kChunk) * experts;
+}
+
 void sort_by_expert(const int32_t* ids, int64_t num_ids, int64_t experts, int64_t k, ExpertOrder order,
-                    StreamHandle stream) {
-  assert(num_ids % k == 0);
-  sort_kernel<<<static_cast<unsigned>(experts), kThreads, 0, stream>>>(ids, static_cast<int>(num_ids),
-                                                                       static_cast<int>(experts), static_cast<int>(k), order);
+                    int32_t* scratch, StreamHandle stream) {
+  assert(num_ids % k == 0 && experts <= kMaxExperts);
+  const auto n = static_cast<int>(num_ids);
+  const auto e = static_cast<int>(experts);
+  if (num_ids <= kFewIds) {
+    sort_kernel<<<static_cast<unsigned>(experts), kThreads, 0, stream>>>(ids, n, e, static_cast<int>(k), order);
+  } else {
+    const auto chunks = static_cast<unsigned>(gpu::ceil_div(num_ids, kChunk));
+    const auto bytes = static_cast<size_t>(kWarps * experts) * sizeof(int);
+    count_kernel<<<chunks, kThreads, bytes, stream>>>(ids, n, e, scratch);
+    offsets_kernel<<<1, kMaxExperts, 0, stream>>>(scratch, static_cast<int>(chunks), e, n, order.expert_offsets);
+    place_kernel<<<chunks, kThreads, bytes, stream>>>(ids, n, e, static_cast<int>(k), scratch, order);
+  }
   check_launch("sort_by_expert");
 }
 

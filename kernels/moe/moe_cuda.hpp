@@ -8,9 +8,12 @@
 
 namespace accord::kernels::cuda {
 
-// ids [num_ids] = [T*K], each in [0, experts), experts <= 1024. No host waits, no atomics.
+// Entries of scratch that sort_by_expert needs.
+int64_t sort_scratch(int64_t num_ids, int64_t experts);
+
+// ids [num_ids] = [T*K], each in [0, experts), experts <= 1024; scratch [sort_scratch]. No host waits, no atomics.
 void sort_by_expert(const int32_t* ids, int64_t num_ids, int64_t experts, int64_t k, ExpertOrder order,
-                    StreamHandle stream);
+                    int32_t* scratch, StreamHandle stream);
 
 // y[row] = x[sorted_tokens[row]], bytes copied; rows of 16-byte multiples go fastest.
 void gather_rows(MatrixView x, const int32_t* sorted_tokens, MatrixView y, StreamHandle stream);

@@ -28,6 +28,23 @@ __device__ inline void load_values(const T* p, float (&x)[kWidth]) {
   }
 }
 
+// Of the table, whose rows are aligned where kWidth is not 1.
+template <int kWidth>
+__device__ inline void load_table(const float* p, float (&x)[kWidth]) {
+  if constexpr (kWidth == 1) {
+    x[0] = p[0];
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWidth; i += 4) {
+      const float4 v = *reinterpret_cast<const float4*>(p + i);
+      x[i] = v.x;
+      x[i + 1] = v.y;
+      x[i + 2] = v.z;
+      x[i + 3] = v.w;
+    }
+  }
+}
+
 template <class T, int kWidth>
 __device__ inline void store_values(T* p, const float (&x)[kWidth]) {
   if constexpr (kWidth == 1) {
@@ -57,14 +74,16 @@ __global__ void __launch_bounds__(kThreads)
     float b[kWidth];
     load_values<T>(in + (kNeighbours ? 2 * c : c), a);
     load_values<T>(in + (kNeighbours ? 2 * c + 1 : c + half), b);
+    float cos[kWidth];
+    float sin[kWidth];
+    load_table(table.cos + at, cos);
+    load_table(table.sin + at, sin);
     float first[kWidth];
     float second[kWidth];
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      const float cos = table.cos[at + j];
-      const float sin = table.sin[at + j];
-      first[j] = a[j] * cos - b[j] * sin;
-      second[j] = b[j] * cos + a[j] * sin;
+      first[j] = a[j] * cos[j] - b[j] * sin[j];
+      second[j] = b[j] * cos[j] + a[j] * sin[j];
     }
     store_values<T>(out, first);
     store_values<T>(out + half, second);
@@ -81,7 +100,9 @@ void launch(MatrixView x, const Heads& shape, bool neighbours, const int32_t* po
     return reinterpret_cast<uintptr_t>(m.data) % kBytes == 0 && m.stride * element % kBytes == 0 &&
            head * element % kBytes == 0;
   };
-  const bool vector = !neighbours && table.half % kWidth == 0 && aligned(x, shape.x_head) && aligned(y, shape.y_head);
+  const auto table_bits = reinterpret_cast<uintptr_t>(table.cos) | reinterpret_cast<uintptr_t>(table.sin);
+  const bool vector = !neighbours && table.half % kWidth == 0 && table_bits % 16 == 0 && aligned(x, shape.x_head) &&
+                      aligned(y, shape.y_head);
   const int64_t pairs = shape.rows * shape.heads * table.half;
   const unsigned grid = gpu::strided_grid(gpu::ceil_div(pairs, kThreads * (vector ? kWidth : 1)), kBlocksPerSm);
   const auto run = [&](auto kernel) {

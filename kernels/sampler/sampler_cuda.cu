@@ -19,6 +19,7 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr int kRadixSize = 2048;
 constexpr int kBinsPerThread = kRadixSize / kThreads;
 constexpr int kNoId = 0x7fffffff;
+constexpr int kGroups = 96;
 
 struct Shared {
   union {
@@ -27,6 +28,8 @@ struct Shared {
   };
   uint64_t warps[kWarps];
   uint64_t found[2];
+  // Masses of the whole row by groups of tiles, a share a warp.
+  uint64_t groups[kGroups][kWarps];
 };
 
 // What of a row may be drawn: keys above `key`, and of those equal to it the ids up to `last_id`.
@@ -36,6 +39,12 @@ struct Cut {
 
   __device__ bool keeps(uint32_t k, int id) const { return k > key || (k == key && id <= last_id); }
 };
+
+// round(w * 2^40): adding 2^52 leaves the integer in the low bits of the double.
+__device__ inline uint64_t mass_of(float w) {
+  const double shifted = static_cast<double>(w) * 0x1p40 + 0x1p52;
+  return static_cast<uint64_t>(__double_as_longlong(shifted) - __double_as_longlong(0x1p52));
+}
 
 struct Row {
   const float* logits;
@@ -50,11 +59,8 @@ struct Row {
     const uint32_t bits = __float_as_uint(logits[id] + 0.0F);
     return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
   }
-  // round(w * 2^40): adding 2^52 leaves the integer in the low bits of the double.
   __device__ uint64_t whole_mass(int id) const {
-    const float w = exp_scalar(logits[id] / temperature - max);
-    const double shifted = static_cast<double>(w) * 0x1p40 + 0x1p52;
-    return static_cast<uint64_t>(__double_as_longlong(shifted) - __double_as_longlong(0x1p52));
+    return mass_of(exp_scalar(gpu::tempered(logits[id], temperature) - max));
   }
   __device__ uint64_t mass(int id) const {
     const uint32_t k = key(id);
@@ -192,17 +198,15 @@ __device__ inline uint64_t top_p_mass(float top_p, uint64_t total) {
 
 __device__ inline uint64_t total_mass(const Row& row, Shared& shared) {
   uint64_t sum = 0;
-  for (int id = static_cast<int>(threadIdx.x); id < row.vocab; id += kThreads) {
-    sum += row.mass(id);
-  }
+  gpu::for_my_logits(row.logits, row.vocab, [&](int64_t id, float) { sum += row.mass(static_cast<int>(id)); });
   return block_sum(sum, shared);
 }
 
-// The first id whose cumulative mass exceeds `target`: threads take ranges of ids.
-__device__ inline int inverse_cdf(const Row& row, uint64_t target, Shared& shared) {
-  const int each = (row.vocab + kThreads - 1) / kThreads;
-  const int begin = min(static_cast<int>(threadIdx.x) * each, row.vocab);
-  const int end = min(begin + each, row.vocab);
+// The first id in [first, last) whose cumulative mass from `first` on exceeds `target`: threads take ranges of ids.
+__device__ inline int inverse_cdf(const Row& row, int first, int last, uint64_t target, Shared& shared) {
+  const int each = (last - first + kThreads - 1) / kThreads;
+  const int begin = min(first + static_cast<int>(threadIdx.x) * each, last);
+  const int end = min(begin + each, last);
   uint64_t mine = 0;
   for (int id = begin; id < end; ++id) {
     mine += row.mass(id);
@@ -219,6 +223,37 @@ __device__ inline int inverse_cdf(const Row& row, uint64_t target, Shared& share
   }
   __syncthreads();
   return static_cast<int>(shared.found[0]);
+}
+
+// The masses of the whole row, a group of tiles at a time: where a draw without truncation looks.
+struct Groups {
+  int tiles_per_group;
+  int count;
+};
+__device__ inline Groups groups_of(int vocab) {
+  const int tiles = (vocab + gpu::kSoftmaxTile - 1) / gpu::kSoftmaxTile;
+  const int each = (tiles + kGroups - 1) / kGroups;
+  return {each, (tiles + each - 1) / each};
+}
+
+// The sum of a group's shares, for every thread.
+__device__ inline uint64_t group_mass(const Shared& shared, int group) {
+  uint64_t sum = 0;
+  for (int w = 0; w < kWarps; ++w) {
+    sum += shared.groups[group][w];
+  }
+  return sum;
+}
+
+// Draws from the whole row: first its group of tiles, then within it.
+__device__ inline int draw_whole(const Row& row, const Groups& groups, uint64_t target, Shared& shared) {
+  int group = 0;
+  for (uint64_t m = group_mass(shared, 0); target >= m; m = group_mass(shared, group)) {
+    target -= m;
+    ++group;
+  }
+  const int size = groups.tiles_per_group * gpu::kSoftmaxTile;
+  return inverse_cdf(row, group * size, min(row.vocab, (group + 1) * size), target, shared);
 }
 
 // The largest logit's lowest id.
@@ -241,17 +276,39 @@ __global__ void __launch_bounds__(kThreads)
   Row row{logits + blockIdx.x * stride, vocab, greedy ? 1.0F : request.temperature, 0.0F, {}, {}};
   DrawResult result;
   uint64_t first_bad = 0;  // the complement of its id, so that the largest is the first
-  for (int id = static_cast<int>(threadIdx.x); id < vocab; id += kThreads) {
-    if (!is_finite(row.logits[id])) {
+  gpu::for_my_logits(row.logits, vocab, [&](int64_t id, float logit) {
+    if (!is_finite(logit)) {
       const uint64_t v = ~static_cast<uint64_t>(id);
       first_bad = v > first_bad ? v : first_bad;
     }
-  }
+  });
   first_bad = block_max(first_bad, shared);
   if (first_bad != 0) {
     result.bad_token = static_cast<int32_t>(~first_bad);
   } else {
-    const gpu::SoftmaxSums sums = gpu::softmax_sums(row.logits, vocab, row.temperature, shared.softmax);
+    const Groups groups = groups_of(vocab);
+    uint64_t share = 0;  // of the current group
+    int group = 0;
+    const auto store_share = [&] {
+      for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+        share += __shfl_xor_sync(kFullMask, share, offset);
+      }
+      if (threadIdx.x % kWarp == 0) {
+        shared.groups[group][threadIdx.x / kWarp] = share;
+      }
+      share = 0;
+    };
+    const gpu::SoftmaxSums sums = gpu::softmax_sums(row.logits, vocab, row.temperature, shared.softmax,
+                                                    [&](float p) { share += mass_of(p); },
+                                                    [&](int tile) {
+                                                      if ((tile + 1) % groups.tiles_per_group == 0) {
+                                                        store_share();
+                                                        ++group;
+                                                      }
+                                                    });
+    if (group < groups.count) {
+      store_share();
+    }
     __syncthreads();
     row.max = sums.max;
     if (!greedy && (!is_finite(sums.max) || !is_finite(sums.sum))) {
@@ -262,22 +319,28 @@ __global__ void __launch_bounds__(kThreads)
       if (greedy) {
         result.token = largest(row, shared);
       } else {
-        total = total_mass(row, shared);
-        if (request.top_k > 0 && request.top_k < vocab) {
+        for (int g = 0; g < groups.count; ++g) {
+          total += group_mass(shared, g);
+        }
+        const bool cut_k = request.top_k > 0 && request.top_k < vocab;
+        const bool cut_p = request.top_p < 1.0F;
+        if (cut_k) {
           row.top_k =
               select_cut(row, static_cast<uint64_t>(request.top_k), shared, [](int) -> uint64_t { return 1; });
         }
-        if (request.top_p < 1.0F) {
-          const uint64_t in_top_k = total_mass(row, shared);
+        if (cut_p) {
+          const uint64_t in_top_k = cut_k ? total_mass(row, shared) : total;
           const Row& all = row;
           row.top_p = select_cut(row, top_p_mass(request.top_p, in_top_k), shared,
                                  [&](int id) -> uint64_t { return all.mass(id); });
         }
-        kept = total_mass(row, shared);
-        result.token = inverse_cdf(row, __umul64hi(request.random, kept), shared);
+        kept = cut_k || cut_p ? total_mass(row, shared) : total;
+        const uint64_t target = __umul64hi(request.random, kept);
+        result.token = cut_k || cut_p ? inverse_cdf(row, 0, vocab, target, shared)
+                                      : draw_whole(row, groups, target, shared);
       }
       const float log_sum = log_scalar(sums.sum);
-      result.logprob = (row.logits[result.token] / row.temperature - sums.max) - log_sum;
+      result.logprob = (gpu::tempered(row.logits[result.token], row.temperature) - sums.max) - log_sum;
       if (!greedy) {
         result.sampling_logprob = result.logprob;
         if (kept != total) {

@@ -369,7 +369,7 @@ TEST_CASE("rows: routers choose and weigh as on the CPU") {
 TEST_CASE("rows: experts are sorted and combined as on the CPU") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
-  for (const auto& [tokens, experts, k] : {std::tuple{int64_t{1}, int64_t{128}, int64_t{8}}, {1000, 128, 8}, {77, 8, 2}}) {
+  for (const auto& [tokens, experts, k] : {std::tuple{int64_t{1}, int64_t{128}, int64_t{8}}, {1000, 128, 8}, {77, 8, 2}, {1500, 60, 6}, {1100, 1024, 8}}) {
     std::vector<int32_t> ids;
     Random random(6);
     for (int64_t i = 0; i < tokens * k; ++i) ids.push_back(static_cast<int32_t>(random.next() % static_cast<uint64_t>(experts)));
@@ -384,10 +384,12 @@ TEST_CASE("rows: experts are sorted and combined as on the CPU") {
     const Memory token_memory = gpu->allocate(rows * 4);
     const Memory slot_memory = gpu->allocate(rows * 4);
     const Memory row_memory = gpu->allocate(rows * 4);
+    const Memory scratch =
+        gpu->allocate(static_cast<size_t>(cuda::sort_scratch(static_cast<int64_t>(rows), experts)) * sizeof(int32_t));
     cuda::sort_by_expert(id_memory.as<int32_t>(), static_cast<int64_t>(rows), experts, k,
                          {offset_memory.as<int32_t>(), token_memory.as<int32_t>(), slot_memory.as<int32_t>(),
                           row_memory.as<int32_t>()},
-                         gpu->handle());
+                         scratch.as<int32_t>(), gpu->handle());
     CHECK(different(gpu->download<int32_t>(offset_memory, offsets.size()), offsets) == 0);
     CHECK(different(gpu->download<int32_t>(token_memory, rows), sorted_tokens) == 0);
     CHECK(different(gpu->download<int32_t>(slot_memory, rows), sorted_slots) == 0);

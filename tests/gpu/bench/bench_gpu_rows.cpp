@@ -130,9 +130,10 @@ void bench_moe(const Gpu& gpu, int64_t tokens) {
   report(gpu, "route", n * (kExperts * 4 + kTopK * 8), [&] {
     cuda::route(rule, logits.as<float>(), tokens, nullptr, false, nullptr, ids.as<int32_t>(), weights.as<float>(), s);
   });
+  const Memory sort_memory = gpu.allocate(static_cast<size_t>(cuda::sort_scratch(tokens * kTopK, kExperts)) * 4);
   const ExpertOrder order{offsets.as<int32_t>(), sorted_tokens.as<int32_t>(), sorted_slots.as<int32_t>(), slot_rows.as<int32_t>()};
   report(gpu, "sort_by_expert", n * kTopK * 16, [&] {
-    cuda::sort_by_expert(ids.as<int32_t>(), tokens * kTopK, kExperts, kTopK, order, s);
+    cuda::sort_by_expert(ids.as<int32_t>(), tokens * kTopK, kExperts, kTopK, order, sort_memory.as<int32_t>(), s);
   });
   report(gpu, "gather_rows", n * kTopK * kHidden * 2 * 2, [&] {
     cuda::gather_rows(x_view, sorted_tokens.as<int32_t>(), down_view, s);
