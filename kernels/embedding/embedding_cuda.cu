@@ -24,7 +24,8 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t r = i / per_row;
     const int64_t c = (i - r * per_row) * kWidth;
     if constexpr (kWidth == 1) {
-      y[r * y_stride + c] = from_float<T>(to_float(x[r * x_stride + c]) + to_float(delta[r * delta_stride + c]));
+      y[r * y_stride + c] =
+          from_float<T>(to_float(x[r * x_stride + c]) + to_float(delta[r * delta_stride + c]));
     } else {
       float a[kWidth];
       float b[kWidth];
@@ -71,7 +72,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void embed_rows(const BF16* table, const int32_t* tokens, int64_t num_tokens, MatrixView y, StreamHandle stream) {
+void embed_rows(const BF16* table, const int32_t* tokens, int64_t num_tokens, MatrixView y,
+                StreamHandle stream) {
   if (num_tokens == 0 || y.cols == 0) {
     return;
   }

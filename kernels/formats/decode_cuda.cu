@@ -75,8 +75,9 @@ __global__ void __launch_bounds__(kThreads) mxfp8_kernel(const uint8_t* q, const
 
 // Columns of any length, one element a thread.
 template <class T, Element kElement>
-__global__ void __launch_bounds__(kThreads) mxfp8_column_kernel(const uint8_t* q, const uint8_t* scale, int64_t rows,
-                                                                int64_t cols, T* out, int64_t stride) {
+__global__ void __launch_bounds__(kThreads)
+    mxfp8_column_kernel(const uint8_t* q, const uint8_t* scale, int64_t rows, int64_t cols, T* out,
+                        int64_t stride) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < rows * cols; i += step) {
     const int64_t row = i / cols;
@@ -111,7 +112,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-unsigned grid_of(int64_t threads) { return gpu::strided_grid(gpu::ceil_div(threads, kThreads), kBlocksPerSm); }
+unsigned grid_of(int64_t threads) {
+  return gpu::strided_grid(gpu::ceil_div(threads, kThreads), kBlocksPerSm);
+}
 
 template <class T, Element kElement, bool kColumns>
 void launch_mxfp8(const uint8_t* q, const uint8_t* scale, MatrixView out, StreamHandle stream) {
@@ -127,7 +130,8 @@ void launch_mxfp8(const uint8_t* q, const uint8_t* scale, MatrixView out, Stream
 }
 
 template <bool kColumns>
-void dequantize_mxfp8(const uint8_t* q, const uint8_t* scale, Element element, MatrixView out, StreamHandle stream) {
+void dequantize_mxfp8(const uint8_t* q, const uint8_t* scale, Element element, MatrixView out,
+                      StreamHandle stream) {
   if (out.rows == 0 || out.cols == 0) {
     return;
   }

@@ -1,6 +1,7 @@
 // MXFP8 (mxfp8.hpp): x [M,K] fp32 or bf16 -> q [M,K] bytes, and scales [M,K/32] (rows) or [M/32,K] (columns).
 //
-//   rows     A block of 32 lies in G = 2 * sizeof(T) neighbouring lanes, 16 bytes each. A warp takes eight vectors
+//   rows     A block of 32 lies in G = 2 * sizeof(T) neighbouring lanes, 16 bytes each. A warp takes eight
+//   vectors
 //            a lane, consecutive in memory, so that eight loads are in flight.
 //   columns  A thread holds 32 rows of a few columns in registers: 32 loads in flight, one read.
 //   both     The same tile, of four columns: eight neighbouring threads hold a row's block.
@@ -168,7 +169,8 @@ __device__ inline void amax_of_rows(const Piece<T, kCols>& a, const Piece<T, kCo
       pair_a = gpu::max_abs_bf16x2(pair_a, a.w[i]);
       pair_b = gpu::max_abs_bf16x2(pair_b, b.w[i]);
     }
-    uint32_t both = gpu::max_abs_bf16x2(__byte_perm(pair_a, pair_b, 0x5410), __byte_perm(pair_a, pair_b, 0x7632));
+    uint32_t both =
+        gpu::max_abs_bf16x2(__byte_perm(pair_a, pair_b, 0x5410), __byte_perm(pair_a, pair_b, 0x7632));
 #pragma unroll
     for (int offset = kLanesOfRow / 2; offset > 0; offset /= 2) {
       both = gpu::max_abs_bf16x2(both, __shfl_xor_sync(lanes, both, offset));
@@ -187,7 +189,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t groups = cols / kCols;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const bool active = thread < stripes * groups;
-  const uint32_t lanes = __ballot_sync(kFullMask, active);  // with kRows, whole blocks of a row: groups divides
+  const uint32_t lanes =
+      __ballot_sync(kFullMask, active);  // with kRows, whole blocks of a row: groups divides
   if (!active) {
     return;
   }
@@ -316,15 +319,17 @@ void tiles_of(MatrixView x, uint8_t* row_q, uint8_t* row_scale, uint8_t* col_q, 
               StreamHandle stream) {
   const int64_t stripes = x.rows / kBlock;
   const auto* data = static_cast<const T*>(x.data);
-  const auto blocks_of = [&](int64_t threads) { return static_cast<unsigned>(gpu::ceil_div(threads, kThreads)); };
+  const auto blocks_of = [&](int64_t threads) {
+    return static_cast<unsigned>(gpu::ceil_div(threads, kThreads));
+  };
   // With both copies to make, fewer columns a thread leave registers for more threads.
   constexpr int kCols = kRows ? 4 : kVector<T>;
   if (gpu::is_vectorizable(x)) {
     tile_kernel<T, kElement, kRows, kCols><<<blocks_of(stripes * (x.cols / kCols)), kThreads, 0, stream>>>(
         data, x.stride, stripes, x.cols, row_q, row_scale, col_q, col_scale);
   } else {
-    column_kernel<T, kElement>
-        <<<blocks_of(stripes * x.cols), kThreads, 0, stream>>>(data, x.stride, stripes, x.cols, col_q, col_scale);
+    column_kernel<T, kElement><<<blocks_of(stripes * x.cols), kThreads, 0, stream>>>(
+        data, x.stride, stripes, x.cols, col_q, col_scale);
     if constexpr (kRows) {
       rows_of<T, kElement>(x, row_q, row_scale, stream);
     }

@@ -1,10 +1,13 @@
 // NVFP4 (nvfp4.hpp): x [M,K] fp32 or bf16 -> q [M,K/2], scale [M,K/16], amax [1] or [M].
 //
-//   token    A row stays in registers from its amax to its bytes (nvfp4_rows_cuda.cu): one pass. Rows too long
+//   token    A row stays in registers from its amax to its bytes (nvfp4_rows_cuda.cu): one pass. Rows too
+//   long
 //            or not aligned take an amax pass first.
-//   tensor   A grid of partial maxima, which every block of the quantizer reduces again for itself: a maximum has
+//   tensor   A grid of partial maxima, which every block of the quantizer reduces again for itself: a maximum
+//   has
 //            no order. A thread holds blocks of 16, so that scale and multiplier are computed once a block.
-//   16x16    A thread holds the sixteen rows of one 16-byte column group, two or four neighbours a tile. A row's
+//   16x16    A thread holds the sixteen rows of one 16-byte column group, two or four neighbours a tile. A
+//   row's
 //            error goes from neighbour to neighbour, ascending; the last adds the rows up in their tree.
 #include <cassert>
 
@@ -24,7 +27,8 @@ constexpr int kThreads = 256;
 constexpr int kSquareThreads = 128;
 constexpr int kBlock = 16;
 constexpr int kUnroll = 4;
-// Blocks a thread works on at a time. Trying two scales is much code, which must stay in the instruction cache.
+// Blocks a thread works on at a time. Trying two scales is much code, which must stay in the instruction
+// cache.
 template <bool kFourOverSix>
 constexpr int kFlatUnroll = kFourOverSix ? 1 : 4;
 constexpr int kAmaxBlocksPerSm = 6;
@@ -104,7 +108,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // amax[row], one block a row.
 template <class T>
-__global__ void __launch_bounds__(kThreads) row_amax_kernel(const T* x, int64_t stride, int64_t cols, float* amax) {
+__global__ void __launch_bounds__(kThreads)
+    row_amax_kernel(const T* x, int64_t stride, int64_t cols, float* amax) {
   const T* row = x + static_cast<int64_t>(blockIdx.x) * stride;
   float m = 0.0F;
   for (int64_t i = threadIdx.x; i < cols; i += kThreads) {
@@ -128,7 +133,8 @@ struct Scope {
 // 1x16 blocks in any order. `per_row` blocks in each of `rows`.
 template <class T, bool kFourOverSix, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
-    flat_kernel(const T* x, int64_t stride, int64_t rows, int64_t per_row, Scope scope, uint8_t* q, uint8_t* scale) {
+    flat_kernel(const T* x, int64_t stride, int64_t rows, int64_t per_row, Scope scope, uint8_t* q,
+                uint8_t* scale) {
   constexpr int kUnroll = kFlatUnroll<kFourOverSix>;
   constexpr int64_t kChunk = kUnroll * kThreads;
   const int64_t total = rows * per_row;
@@ -188,8 +194,8 @@ __device__ inline void cast_vector(const uint4& v, float multiplier, uint8_t* q)
 
 // A tile's error under one candidate, in all of its lanes.
 template <class T, bool kFast>
-__device__ inline float tile_error(const uint4 (&v)[kBlock], float scale, float multiplier, const OuterScale& outer,
-                                   bool absolute) {
+__device__ inline float tile_error(const uint4 (&v)[kBlock], float scale, float multiplier,
+                                   const OuterScale& outer, bool absolute) {
   constexpr int kLanes = kBlock / kVector<T>;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const float inverse = 1.0F / outer.divisor;
@@ -245,7 +251,8 @@ __device__ inline bool takes_four(const uint4 (&v)[kBlock], const gpu::Candidate
 // 16x16 tiles, one column group a thread. cols / kVector<T> groups are a multiple of a tile's lanes.
 template <class T, bool kFourOverSix, bool kAligned>
 __global__ void __launch_bounds__(kSquareThreads, kFourOverSix ? 4 : 5)
-    square_kernel(const T* x, int64_t stride, int64_t rows, int64_t cols, Scope scope, uint8_t* q, uint8_t* scale) {
+    square_kernel(const T* x, int64_t stride, int64_t rows, int64_t cols, Scope scope, uint8_t* q,
+                  uint8_t* scale) {
   constexpr int kLanes = kBlock / kVector<T>;
   const int64_t groups = cols / kVector<T>;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kSquareThreads + threadIdx.x;
@@ -319,8 +326,8 @@ void launch_flat(MatrixView x, const Scope& scope, const Nvfp4Output& out, Strea
   const auto [rows, cols] = scope.count != 0 ? extent_of(x) : Extent{x.rows, x.cols};
   const int64_t per_row = cols / kBlock;
   const auto* data = static_cast<const T*>(x.data);
-  const unsigned grid =
-      gpu::strided_grid(gpu::ceil_div(rows * per_row, kFlatUnroll<kFourOverSix> * kThreads), kFlatBlocksPerSm);
+  const unsigned grid = gpu::strided_grid(gpu::ceil_div(rows * per_row, kFlatUnroll<kFourOverSix> * kThreads),
+                                          kFlatBlocksPerSm);
   if (gpu::is_vectorizable(x)) {
     flat_kernel<T, kFourOverSix, true>
         <<<grid, kThreads, 0, stream>>>(data, x.stride, rows, per_row, scope, out.q, out.scale);
@@ -373,14 +380,15 @@ void quantize(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out,
 void amax(MatrixView x, float* result, bool accumulate, float* scratch, StreamHandle stream) {
   int count = 0;
   if (x.rows != 0 && x.cols != 0) {
-    count = x.dtype == Dtype::kBF16 ? launch_amax<BF16>(x, scratch, stream) : launch_amax<float>(x, scratch, stream);
+    count = x.dtype == Dtype::kBF16 ? launch_amax<BF16>(x, scratch, stream)
+                                    : launch_amax<float>(x, scratch, stream);
   }
   finish_amax_kernel<<<1, kThreads, 0, stream>>>(scratch, count, result, accumulate);
   check_launch("amax");
 }
 
-void quantize_nvfp4(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out, const float* shared_amax,
-                    float* scratch, StreamHandle stream) {
+void quantize_nvfp4(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out,
+                    const float* shared_amax, float* scratch, StreamHandle stream) {
   assert(x.dtype == Dtype::kBF16 || x.dtype == Dtype::kF32);
   assert(x.cols % kBlock == 0 && (options.layout == Nvfp4Layout::k1x16 || x.rows % kBlock == 0));
   if (x.rows == 0 || x.cols == 0) {

@@ -1,4 +1,5 @@
-// RMSNorm (rmsnorm_cuda.cu) whose bf16 result goes straight into MXFP8 rows or NVFP4 per token: one pass over x.
+// RMSNorm (rmsnorm_cuda.cu) whose bf16 result goes straight into MXFP8 rows or NVFP4 per token: one pass over
+// x.
 #include <cassert>
 
 #include "kernels/formats/row_kernel.cuh"
@@ -23,23 +24,27 @@ void rms_norm_mxfp8(MatrixView x, const BF16* weight, float eps, MatrixView y, f
     return;
   }
   const gpu::RowOutput<BF16> out{static_cast<BF16*>(y.data), y.stride, q, scale, nullptr, 0, false};
-  gpu::launch_rows<BF16, gpu::Source::kRmsNorm, gpu::Sink::kMxfp8, false>(input_of(x, weight, eps, inv_rms), out, x.rows,
-                                                                         x.cols, stream);
+  gpu::launch_rows<BF16, gpu::Source::kRmsNorm, gpu::Sink::kMxfp8, false>(input_of(x, weight, eps, inv_rms),
+                                                                          out, x.rows, x.cols, stream);
   check_launch("rms_norm_mxfp8");
 }
 
 void rms_norm_nvfp4(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms,
-                    const formats::Nvfp4Output& out, FourOverSix four_over_six, int range, StreamHandle stream) {
+                    const formats::Nvfp4Output& out, FourOverSix four_over_six, int range,
+                    StreamHandle stream) {
   if (x.rows == 0) {
     return;
   }
-  const gpu::RowOutput<BF16> row_out{static_cast<BF16*>(y.data), y.stride, out.q, out.scale, out.amax, range,
-                                     four_over_six == FourOverSix::kMae};
+  const gpu::RowOutput<BF16> row_out{
+      static_cast<BF16*>(y.data),        y.stride, out.q, out.scale, out.amax, range,
+      four_over_six == FourOverSix::kMae};
   const gpu::RowInput<BF16> in = input_of(x, weight, eps, inv_rms);
   if (four_over_six == FourOverSix::kNone) {
-    gpu::launch_rows<BF16, gpu::Source::kRmsNorm, gpu::Sink::kNvfp4, false>(in, row_out, x.rows, x.cols, stream);
+    gpu::launch_rows<BF16, gpu::Source::kRmsNorm, gpu::Sink::kNvfp4, false>(in, row_out, x.rows, x.cols,
+                                                                            stream);
   } else {
-    gpu::launch_rows<BF16, gpu::Source::kRmsNorm, gpu::Sink::kNvfp4, true>(in, row_out, x.rows, x.cols, stream);
+    gpu::launch_rows<BF16, gpu::Source::kRmsNorm, gpu::Sink::kNvfp4, true>(in, row_out, x.rows, x.cols,
+                                                                           stream);
   }
   check_launch("rms_norm_nvfp4");
 }

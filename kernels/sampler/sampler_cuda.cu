@@ -1,8 +1,9 @@
 // One block draws a row's token (rollout/sampler.hpp has the definition): logits [rows, vocab] fp32.
 //
-// Weights become integers q = round(exp(z - max) * 2^40), whose sums have no order; so the histograms of the radix
-// selections may be filled by integer atomics in shared memory, and thread counts never change a result.
-// A cut is a key (the order of logits as integers) with the last id kept among the logits of that very key.
+// Weights become integers q = round(exp(z - max) * 2^40), whose sums have no order; so the histograms of the
+// radix selections may be filled by integer atomics in shared memory, and thread counts never change a
+// result. A cut is a key (the order of logits as integers) with the last id kept among the logits of that
+// very key.
 #include <cassert>
 
 #include "kernels/cuda/softmax.cuh"
@@ -122,8 +123,8 @@ __device__ inline uint64_t sum_before(uint64_t v, Shared& shared) {
   return before;
 }
 
-// The smallest set of largest keys whose weights sum to at least `need` (at most the sum of all): radix passes of
-// 11, 11 and 10 bits from the top.
+// The smallest set of largest keys whose weights sum to at least `need` (at most the sum of all): radix
+// passes of 11, 11 and 10 bits from the top.
 template <class Weight>
 __device__ inline Cut select_cut(const Row& row, uint64_t need, Shared& shared, Weight weight) {
   uint32_t prefix = 0;
@@ -167,8 +168,8 @@ __device__ inline Cut select_cut(const Row& row, uint64_t need, Shared& shared, 
     need = shared.found[1];
     __syncthreads();
   }
-  // Of the ids with this key, in ascending order, the first whose weights reach what is left. They weigh the same,
-  // or nothing from some id on.
+  // Of the ids with this key, in ascending order, the first whose weights reach what is left. They weigh the
+  // same, or nothing from some id on.
   const auto in_key = [&](int id) { return id < row.vocab && row.key(id) == prefix ? weight(id) : 0; };
   uint64_t reached = 0;
   for (int begin = 0; begin < row.vocab; begin += kThreads) {
@@ -198,11 +199,13 @@ __device__ inline uint64_t top_p_mass(float top_p, uint64_t total) {
 
 __device__ inline uint64_t total_mass(const Row& row, Shared& shared) {
   uint64_t sum = 0;
-  gpu::for_my_logits(row.logits, row.vocab, [&](int64_t id, float) { sum += row.mass(static_cast<int>(id)); });
+  gpu::for_my_logits(row.logits, row.vocab,
+                     [&](int64_t id, float) { sum += row.mass(static_cast<int>(id)); });
   return block_sum(sum, shared);
 }
 
-// The first id in [first, last) whose cumulative mass from `first` on exceeds `target`: threads take ranges of ids.
+// The first id in [first, last) whose cumulative mass from `first` on exceeds `target`: threads take ranges
+// of ids.
 __device__ inline int inverse_cdf(const Row& row, int first, int last, uint64_t target, Shared& shared) {
   const int each = (last - first + kThreads - 1) / kThreads;
   const int begin = min(first + static_cast<int>(threadIdx.x) * each, last);
@@ -260,7 +263,8 @@ __device__ inline int draw_whole(const Row& row, const Groups& groups, uint64_t 
 __device__ inline int largest(const Row& row, Shared& shared) {
   uint64_t best = 0;
   for (int id = static_cast<int>(threadIdx.x); id < row.vocab; id += kThreads) {
-    const uint64_t rank = (static_cast<uint64_t>(row.key(id)) << 32) | (0xffffffffu - static_cast<uint32_t>(id));
+    const uint64_t rank =
+        (static_cast<uint64_t>(row.key(id)) << 32) | (0xffffffffu - static_cast<uint32_t>(id));
     best = rank > best ? rank : best;
   }
   return static_cast<int>(0xffffffffu - static_cast<uint32_t>(block_max(best, shared)));
@@ -268,8 +272,8 @@ __device__ inline int largest(const Row& row, Shared& shared) {
 
 __device__ inline bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 
-__global__ void __launch_bounds__(kThreads)
-    draw_kernel(const float* logits, int64_t stride, int vocab, const DrawRequest* requests, DrawResult* results) {
+__global__ void __launch_bounds__(kThreads) draw_kernel(const float* logits, int64_t stride, int vocab,
+                                                        const DrawRequest* requests, DrawResult* results) {
   __shared__ Shared shared;
   const DrawRequest request = requests[blockIdx.x];
   const bool greedy = request.temperature == 0.0F;
@@ -298,14 +302,14 @@ __global__ void __launch_bounds__(kThreads)
       }
       share = 0;
     };
-    const gpu::SoftmaxSums sums = gpu::softmax_sums(row.logits, vocab, row.temperature, shared.softmax,
-                                                    [&](float p) { share += mass_of(p); },
-                                                    [&](int tile) {
-                                                      if ((tile + 1) % groups.tiles_per_group == 0) {
-                                                        store_share();
-                                                        ++group;
-                                                      }
-                                                    });
+    const gpu::SoftmaxSums sums = gpu::softmax_sums(
+        row.logits, vocab, row.temperature, shared.softmax, [&](float p) { share += mass_of(p); },
+        [&](int tile) {
+          if ((tile + 1) % groups.tiles_per_group == 0) {
+            store_share();
+            ++group;
+          }
+        });
     if (group < groups.count) {
       store_share();
     }
@@ -325,8 +329,8 @@ __global__ void __launch_bounds__(kThreads)
         const bool cut_k = request.top_k > 0 && request.top_k < vocab;
         const bool cut_p = request.top_p < 1.0F;
         if (cut_k) {
-          row.top_k =
-              select_cut(row, static_cast<uint64_t>(request.top_k), shared, [](int) -> uint64_t { return 1; });
+          row.top_k = select_cut(row, static_cast<uint64_t>(request.top_k), shared,
+                                 [](int) -> uint64_t { return 1; });
         }
         if (cut_p) {
           const uint64_t in_top_k = cut_k ? total_mass(row, shared) : total;
@@ -363,7 +367,8 @@ void draw_tokens(MatrixView logits, const DrawRequest* requests, DrawResult* res
     return;
   }
   draw_kernel<<<static_cast<unsigned>(logits.rows), kThreads, 0, stream>>>(
-      static_cast<const float*>(logits.data), logits.stride, static_cast<int>(logits.cols), requests, results);
+      static_cast<const float*>(logits.data), logits.stride, static_cast<int>(logits.cols), requests,
+      results);
   check_launch("draw_tokens");
 }
 

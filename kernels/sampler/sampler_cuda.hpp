@@ -1,6 +1,6 @@
 #pragma once
-// Draws one token from each row of logits, on CUDA: the token and the bits that rollout/sampler.hpp draws on the CPU
-// for the same logits, in stream order. All pointers are the device's.
+// Draws one token from each row of logits, on CUDA: the token and the bits that rollout/sampler.hpp draws on
+// the CPU for the same logits, in stream order. All pointers are the device's.
 #include <cstdint>
 
 #include "device/stream_handle.hpp"

@@ -1,11 +1,10 @@
 // The device room's CUDA calls.
-#include "device/backend.hpp"
-
 #include <cuda_runtime.h>
 
 #include <cstdlib>
 
 #include "base/log.hpp"
+#include "device/backend.hpp"
 #include "device/launch.hpp"
 
 namespace accord::backend {
@@ -120,7 +119,8 @@ StatusOr<DeviceInfo> device_info(int device) {
   size_t total_bytes = 0;
   ACCORD_RETURN_IF_ERROR(check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo"));
   char bus_id[32] = {};
-  ACCORD_RETURN_IF_ERROR(check(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device), "cudaDeviceGetPCIBusId"));
+  ACCORD_RETURN_IF_ERROR(
+      check(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device), "cudaDeviceGetPCIBusId"));
   DeviceInfo info;
   info.name = properties.name;
   info.bus_id = bus_id;
