@@ -149,7 +149,8 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   };
-  int64_t begin = blockIdx.x * kChunk;
+  // From the end, which the amax pass has just brought into the cache.
+  int64_t begin = (gpu::ceil_div(total, kChunk) - 1 - blockIdx.x) * kChunk;
   load(begin);  // in flight while the outer scale is made
   OuterScale outer{};
   if (scope.count != 0) {
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(kThreads)
       scope.amax[0] = amax;
     }
   }
-  while (begin < total) {
+  while (begin >= 0) {
 #pragma unroll
     for (int j = 0; j < kUnroll; ++j) {
       const int64_t i = begin + j * kThreads + threadIdx.x;
@@ -174,8 +175,10 @@ __global__ void __launch_bounds__(kThreads)
         scale[i] = static_cast<uint8_t>(s.code);
       }
     }
-    begin += gridDim.x * kChunk;
-    load(begin);
+    begin -= gridDim.x * kChunk;
+    if (begin >= 0) {
+      load(begin);
+    }
   }
 }
 
@@ -255,7 +258,8 @@ __global__ void __launch_bounds__(kSquareThreads, kFourOverSix ? 4 : 5)
                   uint8_t* scale) {
   constexpr int kLanes = kBlock / kVector<T>;
   const int64_t groups = cols / kVector<T>;
-  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kSquareThreads + threadIdx.x;
+  // From the end, which the amax pass has just brought into the cache.
+  const int64_t thread = static_cast<int64_t>(gridDim.x - 1 - blockIdx.x) * kSquareThreads + threadIdx.x;
   const bool active = thread < rows / kBlock * groups;
   const int64_t row = active ? thread / groups * kBlock : 0;
   const int64_t col = active ? thread % groups * kVector<T> : 0;

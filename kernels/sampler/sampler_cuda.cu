@@ -18,6 +18,9 @@ using gpu::kWarp;
 constexpr int kThreads = gpu::kSoftmaxThreads;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kRadixSize = 2048;
+constexpr int kParts = 3;
+constexpr int kPartBits = 14;
+constexpr int64_t kMaxVocab = int64_t{1} << 18;  // times 2^14 - 1 is below 2^32
 constexpr int kBinsPerThread = kRadixSize / kThreads;
 constexpr int kNoId = 0x7fffffff;
 constexpr int kGroups = 96;
@@ -25,7 +28,8 @@ constexpr int kGroups = 96;
 struct Shared {
   union {
     gpu::SoftmaxStorage<false> softmax;
-    unsigned long long histogram[kRadixSize];
+    // Sums of 14-bit parts of weights, each within 32 bits: what shared memory adds fast.
+    uint32_t histogram[kParts][kRadixSize];
   };
   uint64_t warps[kWarps];
   uint64_t found[2];
@@ -123,6 +127,15 @@ __device__ inline uint64_t sum_before(uint64_t v, Shared& shared) {
   return before;
 }
 
+__device__ inline uint64_t weight_of_bin(const Shared& shared, int bin) {
+  uint64_t sum = 0;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    sum += static_cast<uint64_t>(shared.histogram[part][bin]) << (part * kPartBits);
+  }
+  return sum;
+}
+
 // The smallest set of largest keys whose weights sum to at least `need` (at most the sum of all): radix
 // passes of 11, 11 and 10 bits from the top.
 template <class Weight>
@@ -132,31 +145,35 @@ __device__ inline Cut select_cut(const Row& row, uint64_t need, Shared& shared, 
   for (int pass = 0; pass < 3; ++pass) {
     const int shift = pass == 0 ? 21 : pass == 1 ? 10 : 0;
     const uint32_t digits = pass == 2 ? 0x3ffu : 0x7ffu;
-    for (int i = static_cast<int>(threadIdx.x); i < kRadixSize; i += kThreads) {
-      shared.histogram[i] = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < kParts * kRadixSize; i += kThreads) {
+      shared.histogram[i / kRadixSize][i % kRadixSize] = 0;
     }
     __syncthreads();
-    for (int id = static_cast<int>(threadIdx.x); id < row.vocab; id += kThreads) {
-      const uint32_t k = row.key(id);
+    gpu::for_my_logits(row.logits, row.vocab, [&](int64_t id, float) {
+      const uint32_t k = row.key(static_cast<int>(id));
       if ((k & mask) == prefix) {
-        const uint64_t w = weight(id);
-        if (w != 0) {
-          atomicAdd(&shared.histogram[(k >> shift) & digits], static_cast<unsigned long long>(w));
+        const uint64_t w = weight(static_cast<int>(id));
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          const auto bits = static_cast<uint32_t>(w >> (part * kPartBits)) & ((1u << kPartBits) - 1);
+          if (bits != 0) {
+            atomicAdd(&shared.histogram[part][(k >> shift) & digits], bits);
+          }
         }
       }
-    }
+    });
     __syncthreads();
     // Bins from the top: this thread's are top, top - 1, ...
     const int top = kRadixSize - 1 - static_cast<int>(threadIdx.x) * kBinsPerThread;
     uint64_t mine = 0;
     for (int i = 0; i < kBinsPerThread; ++i) {
-      mine += shared.histogram[top - i];
+      mine += weight_of_bin(shared, top - i);
     }
     uint64_t before = sum_before(mine, shared);
     if (before < need && need <= before + mine) {
       int bin = top;
-      while (before + shared.histogram[bin] < need) {
-        before += shared.histogram[bin];
+      while (before + weight_of_bin(shared, bin) < need) {
+        before += weight_of_bin(shared, bin);
         --bin;
       }
       shared.found[0] = static_cast<uint64_t>(bin);
@@ -168,8 +185,20 @@ __device__ inline Cut select_cut(const Row& row, uint64_t need, Shared& shared, 
     need = shared.found[1];
     __syncthreads();
   }
-  // Of the ids with this key, in ascending order, the first whose weights reach what is left. They weigh the
-  // same, or nothing from some id on.
+  // The ids with this key weigh the same, or nothing from some id on. Nearly always all of them are needed.
+  uint64_t my_weight = 0;
+  uint64_t my_ids = 0;
+  gpu::for_my_logits(row.logits, row.vocab, [&](int64_t id, float) {
+    const uint64_t w = row.key(static_cast<int>(id)) == prefix ? weight(static_cast<int>(id)) : 0;
+    my_weight += w;
+    my_ids += w != 0 ? 1 : 0;
+  });
+  const uint64_t ids = block_sum(my_ids, shared);
+  const uint64_t each = block_sum(my_weight, shared) / ids;
+  if ((need + each - 1) / each >= ids) {
+    return {prefix, kNoId};
+  }
+  // Otherwise those up to the first, in ascending order, at which their weights reach what is needed.
   const auto in_key = [&](int id) { return id < row.vocab && row.key(id) == prefix ? weight(id) : 0; };
   uint64_t reached = 0;
   for (int begin = 0; begin < row.vocab; begin += kThreads) {
@@ -362,7 +391,7 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const float* logits, int
 }  // namespace
 
 void draw_tokens(MatrixView logits, const DrawRequest* requests, DrawResult* results, StreamHandle stream) {
-  assert(logits.dtype == Dtype::kF32 && logits.cols > 0);
+  assert(logits.dtype == Dtype::kF32 && logits.cols > 0 && logits.cols <= kMaxVocab);
   if (logits.rows == 0) {
     return;
   }

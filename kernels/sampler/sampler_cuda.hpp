@@ -24,7 +24,7 @@ struct DrawResult {
   int32_t overflow = 0;    // 1: the logits divided by the temperature overflow. Nothing was drawn then
 };
 
-// logits [rows, vocab] fp32.
+// logits [rows, vocab] fp32, vocab at most 2^18.
 void draw_tokens(MatrixView logits, const DrawRequest* requests, DrawResult* results, StreamHandle stream);
 
 }  // namespace accord::kernels::cuda
