@@ -2,8 +2,6 @@
 //   MXFP8   E4M3 or E5M2(q) * 2^(e-127)
 //   NVFP4   fl( E2M1(q) * fl( fl(E4M3(s) * A) * fl(1/(6*range)) ) ), or E2M1(q) * E4M3(s)
 // A thread decodes sixteen consecutive elements.
-#include <cassert>
-
 #include "kernels/formats/decode_cuda.hpp"
 #include "kernels/formats/quantize.cuh"
 
@@ -135,7 +133,8 @@ void dequantize_mxfp8(const uint8_t* q, const uint8_t* scale, Element element, M
   if (out.rows == 0 || out.cols == 0) {
     return;
   }
-  assert(out.dtype == Dtype::kF32 || out.dtype == Dtype::kBF16);
+  require(out.dtype == Dtype::kF32 || out.dtype == Dtype::kBF16,
+          "out.dtype == Dtype::kF32 || out.dtype == Dtype::kBF16");
   if (out.dtype == Dtype::kF32) {
     element == Element::kE4M3 ? launch_mxfp8<float, Element::kE4M3, kColumns>(q, scale, out, stream)
                               : launch_mxfp8<float, Element::kE5M2, kColumns>(q, scale, out, stream);
@@ -150,7 +149,8 @@ void launch_nvfp4(const uint8_t* q, const uint8_t* scale, const float* amax, boo
   if (out.rows == 0 || out.cols == 0) {
     return;
   }
-  assert(out.dtype == Dtype::kF32 || out.dtype == Dtype::kBF16);
+  require(out.dtype == Dtype::kF32 || out.dtype == Dtype::kBF16,
+          "out.dtype == Dtype::kF32 || out.dtype == Dtype::kBF16");
   const auto divisor = static_cast<float>(6 * range);
   const unsigned grid = grid_of(out.rows * out.cols / kRun);
   const bool vector = gpu::is_vectorizable(out);
@@ -168,24 +168,24 @@ void launch_nvfp4(const uint8_t* q, const uint8_t* scale, const float* amax, boo
 
 void dequantize_mxfp8_rows(const uint8_t* q, const uint8_t* scale, Element element, MatrixView out,
                            StreamHandle stream) {
-  assert(out.cols % 32 == 0);
+  require(out.cols % 32 == 0, "out.cols % 32 == 0");
   dequantize_mxfp8<false>(q, scale, element, out, stream);
 }
 
 void dequantize_mxfp8_cols(const uint8_t* q, const uint8_t* scale, Element element, MatrixView out,
                            StreamHandle stream) {
-  assert(out.rows % 32 == 0);
+  require(out.rows % 32 == 0, "out.rows % 32 == 0");
   dequantize_mxfp8<true>(q, scale, element, out, stream);
 }
 
 void dequantize_nvfp4(const uint8_t* q, const uint8_t* scale, const float* amax, Nvfp4Scope scope, int range,
                       MatrixView out, StreamHandle stream) {
-  assert(out.cols % kRun == 0);
+  require(out.cols % kRun == 0, "out.cols % kRun == 0");
   launch_nvfp4(q, scale, amax, scope == Nvfp4Scope::kToken, range, out, stream);
 }
 
 void dequantize_nvfp4_products(const uint8_t* q, const uint8_t* scale, MatrixView out, StreamHandle stream) {
-  assert(out.cols % kRun == 0);
+  require(out.cols % kRun == 0, "out.cols % kRun == 0");
   launch_nvfp4(q, scale, nullptr, false, 448, out, stream);
 }
 

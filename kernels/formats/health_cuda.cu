@@ -1,8 +1,6 @@
 // Counts over x [M,K] of what its quantization did (health.hpp): NaN, scaled values beyond the largest
 // element, nonzero values whose code is zero, and max |x|. Each block counts a share of the elements; one
 // more block adds the shares up in order.
-#include <cassert>
-
 #include "kernels/formats/health_cuda.hpp"
 #include "kernels/formats/quantize.cuh"
 
@@ -127,7 +125,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class Rule>
 void measure(MatrixView x, const Rule& rule, QuantHealth* result, QuantHealth* scratch, StreamHandle stream) {
-  assert(x.dtype == Dtype::kBF16 || x.dtype == Dtype::kF32);
+  require(x.dtype == Dtype::kBF16 || x.dtype == Dtype::kF32,
+          "x.dtype == Dtype::kBF16 || x.dtype == Dtype::kF32");
   unsigned grid = gpu::strided_grid(gpu::ceil_div(x.rows * x.cols, kThreads), kBlocksPerSm);
   grid = grid < kHealthScratch ? grid : static_cast<unsigned>(kHealthScratch);
   if (grid != 0) {

@@ -5,8 +5,6 @@
 //            a lane, consecutive in memory, so that eight loads are in flight.
 //   columns  A thread holds 32 rows of a few columns in registers: 32 loads in flight, one read.
 //   both     The same tile, of four columns: eight neighbouring threads hold a row's block.
-#include <cassert>
-
 #include "kernels/formats/mxfp8_cuda.hpp"
 #include "kernels/formats/quantize.cuh"
 
@@ -340,7 +338,7 @@ void tiles_of(MatrixView x, uint8_t* row_q, uint8_t* row_scale, uint8_t* col_q, 
 // Calls f.template operator()<T, element>().
 template <class F>
 void dispatch(Dtype dtype, Element element, F f) {
-  assert(dtype == Dtype::kBF16 || dtype == Dtype::kF32);
+  require(dtype == Dtype::kBF16 || dtype == Dtype::kF32, "dtype == Dtype::kBF16 || dtype == Dtype::kF32");
   if (dtype == Dtype::kBF16) {
     element == Element::kE4M3 ? f.template operator()<BF16, Element::kE4M3>()
                               : f.template operator()<BF16, Element::kE5M2>();
@@ -353,7 +351,7 @@ void dispatch(Dtype dtype, Element element, F f) {
 }  // namespace
 
 void quantize_mxfp8_rows(MatrixView x, uint8_t* q, uint8_t* scale, Element element, StreamHandle stream) {
-  assert(x.cols % kBlock == 0);
+  require(x.cols % kBlock == 0, "x.cols % kBlock == 0");
   if (x.rows == 0 || x.cols == 0) {
     return;
   }
@@ -361,7 +359,7 @@ void quantize_mxfp8_rows(MatrixView x, uint8_t* q, uint8_t* scale, Element eleme
 }
 
 void quantize_mxfp8_cols(MatrixView x, uint8_t* q, uint8_t* scale, Element element, StreamHandle stream) {
-  assert(x.rows % kBlock == 0);
+  require(x.rows % kBlock == 0, "x.rows % kBlock == 0");
   if (x.rows == 0 || x.cols == 0) {
     return;
   }
@@ -372,7 +370,7 @@ void quantize_mxfp8_cols(MatrixView x, uint8_t* q, uint8_t* scale, Element eleme
 
 void quantize_mxfp8_both(MatrixView x, uint8_t* row_q, uint8_t* row_scale, uint8_t* col_q, uint8_t* col_scale,
                          Element element, StreamHandle stream) {
-  assert(x.rows % kBlock == 0 && x.cols % kBlock == 0);
+  require(x.rows % kBlock == 0 && x.cols % kBlock == 0, "x.rows % kBlock == 0 && x.cols % kBlock == 0");
   if (x.rows == 0 || x.cols == 0) {
     return;
   }

@@ -9,8 +9,6 @@
 //   16x16    A thread holds the sixteen rows of one 16-byte column group, two or four neighbours a tile. A
 //   row's
 //            error goes from neighbour to neighbour, ascending; the last adds the rows up in their tree.
-#include <cassert>
-
 #include "kernels/formats/nvfp4_cuda.hpp"
 #include "kernels/formats/nvfp4_rows.hpp"
 #include "kernels/formats/quantize.cuh"
@@ -393,8 +391,10 @@ void amax(MatrixView x, float* result, bool accumulate, float* scratch, StreamHa
 
 void quantize_nvfp4(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out,
                     const float* shared_amax, float* scratch, StreamHandle stream) {
-  assert(x.dtype == Dtype::kBF16 || x.dtype == Dtype::kF32);
-  assert(x.cols % kBlock == 0 && (options.layout == Nvfp4Layout::k1x16 || x.rows % kBlock == 0));
+  require(x.dtype == Dtype::kBF16 || x.dtype == Dtype::kF32,
+          "x.dtype == Dtype::kBF16 || x.dtype == Dtype::kF32");
+  require(x.cols % kBlock == 0 && (options.layout == Nvfp4Layout::k1x16 || x.rows % kBlock == 0),
+          "x.cols % kBlock == 0 && (options.layout == Nvfp4Layout::k1x16 || x.rows % kBlock == 0)");
   if (x.rows == 0 || x.cols == 0) {
     return;
   }

@@ -1,7 +1,5 @@
 // log p = (z - max) - log(sum exp(z - max)), z = logit / temperature: logits [rows, vocab] fp32 -> [rows],
 // one block a row (cuda/softmax.cuh). Entropy: log(sum) - sum(exp(z - max) (z - max)) / sum.
-#include <cassert>
-
 #include "kernels/cuda/softmax.cuh"
 #include "kernels/logprob/logprob_cuda.hpp"
 
@@ -33,7 +31,7 @@ __global__ void __launch_bounds__(gpu::kSoftmaxThreads)
 
 void token_logprobs(MatrixView logits, const float* temperatures, const int32_t* tokens, float* logprobs,
                     float* entropies, StreamHandle stream) {
-  assert(logits.dtype == Dtype::kF32);
+  require(logits.dtype == Dtype::kF32, "logits.dtype == Dtype::kF32");
   if (logits.rows == 0 || logits.cols == 0) {
     return;
   }

@@ -4,8 +4,6 @@
 //          into first rows, and each block places its chunk; a warp's equal ids find each other by votes.
 // combine  y[t] = T(x[t] + T(sum over slots s ascending of weights[t][s] * down[slot_rows[t][s]])), by fused
 //          multiply-adds from slot 0 on.
-#include <cassert>
-
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/moe/moe_cuda.hpp"
@@ -275,7 +273,7 @@ int64_t sort_scratch(int64_t num_ids, int64_t experts) {
 
 void sort_by_expert(const int32_t* ids, int64_t num_ids, int64_t experts, int64_t k, ExpertOrder order,
                     int32_t* scratch, StreamHandle stream) {
-  assert(num_ids % k == 0 && experts <= kMaxExperts);
+  require(num_ids % k == 0 && experts <= kMaxExperts, "num_ids % k == 0 && experts <= kMaxExperts");
   const auto n = static_cast<int>(num_ids);
   const auto e = static_cast<int>(experts);
   if (num_ids <= kFewIds) {
@@ -293,7 +291,7 @@ void sort_by_expert(const int32_t* ids, int64_t num_ids, int64_t experts, int64_
 }
 
 void gather_rows(MatrixView x, const int32_t* sorted_tokens, MatrixView y, StreamHandle stream) {
-  assert(x.dtype == y.dtype && x.cols == y.cols);
+  require(x.dtype == y.dtype && x.cols == y.cols, "x.dtype == y.dtype && x.cols == y.cols");
   if (y.rows == 0 || y.cols == 0) {
     return;
   }
@@ -304,14 +302,15 @@ void gather_rows(MatrixView x, const int32_t* sorted_tokens, MatrixView y, Strea
   } else if (size_of(x.dtype) == 4) {
     gather<uint32_t>(x, sorted_tokens, y, stream);
   } else {
-    assert(size_of(x.dtype) == 1);
+    require(size_of(x.dtype) == 1, "size_of(x.dtype) == 1");
     gather<uint8_t>(x, sorted_tokens, y, stream);
   }
 }
 
 void combine_experts(MatrixView x, MatrixView down, const float* weights, const int32_t* slot_rows, int64_t k,
                      MatrixView y, StreamHandle stream) {
-  assert(x.dtype == down.dtype && x.dtype == y.dtype && x.cols == down.cols && x.cols == y.cols);
+  require(x.dtype == down.dtype && x.dtype == y.dtype && x.cols == down.cols && x.cols == y.cols,
+          "x.dtype == down.dtype && x.dtype == y.dtype && x.cols == down.cols && x.cols == y.cols");
   if (x.rows == 0 || x.cols == 0) {
     return;
   }

@@ -1,8 +1,6 @@
 // y = weight * T(x * inv), inv = 1 / sqrt(sum(x^2) / n + eps): x, y [rows, n]. The sum takes the sixteen
 // lanes' order by sixteen threads, which read the row from the cache where the row's own loads have brought
 // it.
-#include <cassert>
-
 #include "kernels/formats/row_kernel.cuh"
 #include "kernels/rmsnorm/rmsnorm_cuda.hpp"
 
@@ -55,7 +53,8 @@ void launch(MatrixView x, const BF16* weight, float eps, MatrixView y, float* in
 
 void rms_norm(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms,
               StreamHandle stream) {
-  assert(x.dtype == y.dtype && x.rows <= y.rows && x.cols == y.cols);
+  require(x.dtype == y.dtype && x.rows <= y.rows && x.cols == y.cols,
+          "x.dtype == y.dtype && x.rows <= y.rows && x.cols == y.cols");
   if (x.rows == 0 || x.cols == 0) {
     return;
   }

@@ -1,7 +1,5 @@
 // RMSNorm (rmsnorm_cuda.cu) whose bf16 result goes straight into MXFP8 rows or NVFP4 per token: one pass over
 // x.
-#include <cassert>
-
 #include "kernels/formats/row_kernel.cuh"
 #include "kernels/rmsnorm/rmsnorm_cuda.hpp"
 
@@ -9,7 +7,8 @@ namespace accord::kernels::cuda {
 namespace {
 
 gpu::RowInput<BF16> input_of(MatrixView x, const BF16* weight, float eps, float* inv_rms) {
-  assert(x.dtype == Dtype::kBF16 && gpu::is_vectorizable(x) && gpu::fits_rows(x.cols));
+  require(x.dtype == Dtype::kBF16 && gpu::is_vectorizable(x) && gpu::fits_rows(x.cols),
+          "x.dtype == Dtype::kBF16 && gpu::is_vectorizable(x) && gpu::fits_rows(x.cols)");
   return {static_cast<const BF16*>(x.data), x.stride, nullptr, 0, weight, eps, inv_rms};
 }
 
@@ -19,7 +18,7 @@ bool fuses_rows(int64_t cols) { return gpu::fits_rows(cols); }
 
 void rms_norm_mxfp8(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms, uint8_t* q,
                     uint8_t* scale, StreamHandle stream) {
-  assert(x.cols % 32 == 0);
+  require(x.cols % 32 == 0, "x.cols % 32 == 0");
   if (x.rows == 0) {
     return;
   }

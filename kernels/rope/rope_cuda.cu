@@ -1,8 +1,6 @@
 // y[i] = x[i] cos - x[i+half] sin;  y[i+half] = x[i+half] cos + x[i] sin, of every head of x [T, heads * 2 *
 // half]. Two products and one sum in fp32, rounded once: the CPU's bits. A thread turns kWidth pairs of one
 // head.
-#include <cassert>
-
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/rope/rope_cuda.hpp"
@@ -105,13 +103,13 @@ void launch(MatrixView x, const Heads& shape, bool neighbours, const int32_t* po
 void apply_rope(MatrixView x, const int32_t* positions, const RopeTableView& table, MatrixView y,
                 const int32_t* y_rows, StreamHandle stream) {
   const int64_t dim = 2 * table.half;
-  assert(x.cols == y.cols && x.cols % dim == 0);
+  require(x.cols == y.cols && x.cols % dim == 0, "x.cols == y.cols && x.cols % dim == 0");
   apply_rope_heads(x, {x.cols / dim, dim, dim, false}, positions, table, y, y_rows, stream);
 }
 
 void apply_rope_heads(MatrixView x, const RopeHeadsLayout& layout, const int32_t* positions,
                       const RopeTableView& table, MatrixView y, const int32_t* y_rows, StreamHandle stream) {
-  assert(x.dtype == y.dtype);
+  require(x.dtype == y.dtype, "x.dtype == y.dtype");
   if (x.rows == 0 || layout.heads == 0 || table.half == 0) {
     return;
   }

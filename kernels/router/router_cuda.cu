@@ -4,8 +4,6 @@
 //
 // Choosing: a candidate's rank is a 64-bit key, its value in an order that integers have (NaN lowest, both
 // zeros equal) above the complement of its id, so that the largest key is the best value of the lowest id.
-#include <cassert>
-
 #include "kernels/cuda/lanes.cuh"
 #include "kernels/math/exp_log.hpp"
 #include "kernels/router/router_cuda.hpp"
@@ -170,7 +168,8 @@ __global__ void __launch_bounds__(kWarps* kWarp)
 
 void route(const RouterRule& rule, const float* logits, int64_t tokens, const float* bias, bool replayed,
            float* scores, int32_t* ids, float* weights, StreamHandle stream) {
-  assert(rule.experts <= kMaxRouterExperts && rule.groups <= kMaxGroups && rule.k <= rule.experts);
+  require(rule.experts <= kMaxRouterExperts && rule.groups <= kMaxGroups && rule.k <= rule.experts,
+          "rule.experts <= kMaxRouterExperts && rule.groups <= kMaxGroups && rule.k <= rule.experts");
   if (tokens == 0) {
     return;
   }

@@ -4,8 +4,6 @@
 // radix selections may be filled by integer atomics in shared memory, and thread counts never change a
 // result. A cut is a key (the order of logits as integers) with the last id kept among the logits of that
 // very key.
-#include <cassert>
-
 #include "kernels/cuda/softmax.cuh"
 #include "kernels/sampler/sampler_cuda.hpp"
 
@@ -391,7 +389,8 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const float* logits, int
 }  // namespace
 
 void draw_tokens(MatrixView logits, const DrawRequest* requests, DrawResult* results, StreamHandle stream) {
-  assert(logits.dtype == Dtype::kF32 && logits.cols > 0 && logits.cols <= kMaxVocab);
+  require(logits.dtype == Dtype::kF32 && logits.cols > 0 && logits.cols <= kMaxVocab,
+          "logits.dtype == Dtype::kF32 && logits.cols > 0 && logits.cols <= kMaxVocab");
   if (logits.rows == 0) {
     return;
   }

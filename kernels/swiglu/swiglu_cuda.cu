@@ -1,8 +1,6 @@
 // y = T(gate / (1 + exp(-gate)) * up): gate, up, y [rows, cols]. exp is exp_scalar (math/exp_log.hpp), so the
 // bits are the CPU's. Fused with MXFP8 rows or NVFP4 per token, the rows stay in registers
 // (formats/row_kernel.cuh).
-#include <cassert>
-
 #include "kernels/formats/row_kernel.cuh"
 #include "kernels/swiglu/swiglu_cuda.hpp"
 
@@ -54,8 +52,10 @@ void launch(MatrixView gate, MatrixView up, MatrixView y, StreamHandle stream) {
 }
 
 gpu::RowInput<BF16> input_of(MatrixView gate, MatrixView up) {
-  assert(gate.dtype == Dtype::kBF16 && up.dtype == Dtype::kBF16 && gate.cols == up.cols);
-  assert(gpu::is_vectorizable(gate) && gpu::is_vectorizable(up) && gpu::fits_rows(gate.cols));
+  require(gate.dtype == Dtype::kBF16 && up.dtype == Dtype::kBF16 && gate.cols == up.cols,
+          "gate.dtype == Dtype::kBF16 && up.dtype == Dtype::kBF16 && gate.cols == up.cols");
+  require(gpu::is_vectorizable(gate) && gpu::is_vectorizable(up) && gpu::fits_rows(gate.cols),
+          "gpu::is_vectorizable(gate) && gpu::is_vectorizable(up) && gpu::fits_rows(gate.cols)");
   return {static_cast<const BF16*>(gate.data),
           gate.stride,
           static_cast<const BF16*>(up.data),
@@ -68,7 +68,8 @@ gpu::RowInput<BF16> input_of(MatrixView gate, MatrixView up) {
 }  // namespace
 
 void swiglu(MatrixView gate, MatrixView up, MatrixView y, StreamHandle stream) {
-  assert(gate.dtype == up.dtype && gate.dtype == y.dtype && gate.cols == up.cols && gate.cols == y.cols);
+  require(gate.dtype == up.dtype && gate.dtype == y.dtype && gate.cols == up.cols && gate.cols == y.cols,
+          "gate.dtype == up.dtype && gate.dtype == y.dtype && gate.cols == up.cols && gate.cols == y.cols");
   if (gate.rows == 0 || gate.cols == 0) {
     return;
   }
@@ -77,7 +78,7 @@ void swiglu(MatrixView gate, MatrixView up, MatrixView y, StreamHandle stream) {
 
 void swiglu_mxfp8(MatrixView gate, MatrixView up, MatrixView y, uint8_t* q, uint8_t* scale,
                   StreamHandle stream) {
-  assert(gate.cols % 32 == 0);
+  require(gate.cols % 32 == 0, "gate.cols % 32 == 0");
   if (gate.rows == 0) {
     return;
   }

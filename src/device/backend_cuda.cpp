@@ -267,6 +267,13 @@ void check_launch(const char* kernel) {
   }
 }
 
+void require(bool holds, const char* condition) {
+  if (!holds) {
+    log::error("a CUDA kernel needs {}; the caller must check before it calls", condition);
+    std::abort();
+  }
+}
+
 int num_multiprocessors() {
   int device = 0;
   int count = 0;
