@@ -46,6 +46,12 @@ bool is_sticky(cudaError_t error) {
   }
 }
 
+std::string version_text(int version) {
+  constexpr int kMajor = 1000;
+  constexpr int kMinor = 10;
+  return fmt::format("{}.{}", version / kMajor, version % kMajor / kMinor);
+}
+
 std::string text_of(cudaError_t error) {
   return fmt::format("{} ({})", cudaGetErrorString(error), cudaGetErrorName(error));
 }
@@ -106,7 +112,13 @@ void check_release(cudaError_t error, const char* call) {
 
 StatusOr<int> device_count() {
   int count = 0;
-  ACCORD_RETURN_IF_ERROR(check(cudaGetDeviceCount(&count), "cudaGetDeviceCount"));
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaErrorInsufficientDriver) {
+    (void)cudaGetLastError();
+    return unavailable_error("this machine has no NVIDIA driver for CUDA {} (found: {})",
+                             version_text(CUDART_VERSION), driver_text());
+  }
+  ACCORD_RETURN_IF_ERROR(check(error, "cudaGetDeviceCount"));
   return count;
 }
 
@@ -135,15 +147,10 @@ StatusOr<DeviceInfo> device_info(int device) {
 
 std::string driver_text() {
   int driver = 0;
-  int runtime = 0;
-  if (cudaDriverGetVersion(&driver) != cudaSuccess || cudaRuntimeGetVersion(&runtime) != cudaSuccess) {
+  if (cudaDriverGetVersion(&driver) != cudaSuccess) {
     return "none: the CUDA runtime does not start";
   }
-  constexpr int kMajor = 1000;
-  constexpr int kMinor = 10;
-  const auto version = [](int v) { return fmt::format("{}.{}", v / kMajor, v % kMajor / kMinor); };
-  return driver == 0 ? fmt::format("none (this build: CUDA {})", version(runtime))
-                     : fmt::format("CUDA {} (this build: CUDA {})", version(driver), version(runtime));
+  return driver == 0 ? std::string("none") : "CUDA " + version_text(driver);
 }
 
 Status set_device(int device) { return check(cudaSetDevice(device), "cudaSetDevice"); }

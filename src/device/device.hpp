@@ -49,7 +49,7 @@ struct DeviceInfo {
 // build without CUDA, no driver, or no device.
 StatusOr<std::vector<DeviceInfo>> list_cuda_devices();
 
-// "580.159.3 (CUDA 13.0)", or why there is none.
+// The newest CUDA that the driver serves ("CUDA 13.0"), or "none".
 std::string cuda_driver_text();
 
 // A device that exists and for which this build has kernels.
