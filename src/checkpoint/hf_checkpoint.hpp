@@ -14,6 +14,7 @@
 #include "base/status.hpp"
 #include "checkpoint/hf_config.hpp"
 #include "checkpoint/sharded_tensors.hpp"
+#include "checkpoint/stored_weight.hpp"
 
 namespace accord::checkpoint {
 
@@ -22,6 +23,8 @@ namespace accord::checkpoint {
 // embedding). Missing, extra and misshapen tensors are listed in one error. Experts may come fused, as
 // transformers holds them in memory: experts.gate_up_proj [E, 2I, H] (gate rows first), experts.down_proj
 // [E, H, I]. Reading copies from mapped memory; a const object may be read from several threads.
+//
+// Weights may be stored quantized (quantization_config.hpp says how): reading gives their decoded values.
 class HfCheckpoint {
  public:
   static StatusOr<HfCheckpoint> open(const std::string& dir);
@@ -30,7 +33,16 @@ class HfCheckpoint {
   const ModelConfig& config() const { return config_.model; }
   const HfConfig& hf_config() const { return config_; }  // with the files' own text
   const std::vector<ParamSpec>& specs() const { return specs_; }
-  StatusOr<Dtype> dtype(std::string_view name) const;  // as stored
+  StatusOr<Dtype> dtype(std::string_view name) const;  // of the tensor with its elements, as stored
+  const QuantizationConfig& quantization() const { return config_.quantization; }
+  // How and where a weight is stored; nullptr: no such parameter. Lives as long as this object.
+  const StoredWeight* stored(std::string_view name) const;
+  const std::string& file_of(std::string_view name) const;  // path, for messages
+  const std::vector<SafetensorsFile>& files() const { return tensors_.files(); }
+  // Hints on the memory of a stored weight's rows [row, row + count): soon needed, and no longer needed.
+  // Keeps a reader's resident memory small; never changes a value.
+  void prefetch(const StoredWeight& weight, int64_t row, int64_t count) const;
+  void release(const StoredWeight& weight, int64_t row, int64_t count) const;
 
   // Canonical names. `out` takes elements [first, first + out.size()) of the row-major parameter; the forms
   // without `first` take all of it, and its size must match. Widening is exact; read_bf16 rounds to nearest
@@ -41,21 +53,20 @@ class HfCheckpoint {
   Status read_bf16(std::string_view name, int64_t first, std::span<BF16> out) const;
 
  private:
-  struct Source {
-    const TensorInfo* tensor = nullptr;
-    int64_t first = 0;  // elements into the tensor: experts of a fused one start further in
-    int64_t numel = 0;
-  };
   Status resolve();
+  Status settle_outer_scales();
   Status check_tied_head() const;
-  StatusOr<Source> source_of(std::string_view name, int64_t first, size_t count) const;
+  StatusOr<const StoredWeight*> source_of(std::string_view name, int64_t first, size_t count) const;
 
   std::string dir_;
   HfConfig config_;
   ShardedTensors tensors_;
   std::vector<ParamSpec> specs_;
-  std::unordered_map<std::string, Source> sources_;
+  std::unordered_map<std::string, StoredWeight> sources_;
 };
+
+// What an unquantized checkpoint of ours keeps a parameter in: BF16, but a router's correction bias in F32.
+Dtype plain_dtype(const ParamSpec& spec);
 
 struct HfWriteOptions {
   int64_t max_shard_bytes = kDefaultShardBytes;
@@ -75,6 +86,10 @@ Status write_hf_checkpoint(const std::string& dir, const HfConfig& config, const
 Status write_hf_directory(const std::string& dir, std::string_view config_json,
                           std::string_view generation_config_json, const std::vector<TensorSpec>& tensors,
                           const TensorProducer& produce, const HfWriteOptions& options = {});
+
+// What write_hf_checkpoint writes as config.json (without quantization_config) and generation_config.json.
+StatusOr<std::string> config_json_to_write(const HfConfig& config, const std::string& path);
+std::string generation_config_json_to_write(const HfConfig& config);
 
 // Copies tokenizer.json, tokenizer_config.json, chat templates, vocabularies, ... that are there.
 Status copy_tokenizer_files(const std::string& from, const std::string& to);

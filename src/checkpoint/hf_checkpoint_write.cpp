@@ -54,16 +54,27 @@ Status write_hf_directory(const std::string& dir, std::string_view config_json,
   return write_file_atomic(dir + "/" + kConfigFile, config_json);
 }
 
+Dtype plain_dtype(const ParamSpec& spec) {
+  return spec.role == ParamRole::kRouterBias ? Dtype::kF32 : Dtype::kBF16;
+}
+
+StatusOr<std::string> config_json_to_write(const HfConfig& config, const std::string& path) {
+  if (config.config_json.empty()) {
+    return make_config_json(config.model);
+  }
+  return normalized_config_json(config.config_json, path);
+}
+
+std::string generation_config_json_to_write(const HfConfig& config) {
+  return config.generation_config_json.empty() ? make_generation_config_json(config.model)
+                                               : config.generation_config_json;
+}
+
 Status write_hf_checkpoint(const std::string& dir, const HfConfig& config, const Bf16Provider& provide,
                            const HfWriteOptions& options) {
-  const std::string path = dir + "/" + kConfigFile;
-  std::string config_json = make_config_json(config.model);
-  if (!config.config_json.empty()) {
-    ACCORD_ASSIGN_OR_RETURN(config_json, normalized_config_json(config.config_json, path));
-  }
-  const std::string generation_json = config.generation_config_json.empty()
-                                          ? make_generation_config_json(config.model)
-                                          : config.generation_config_json;
+  ACCORD_ASSIGN_OR_RETURN(const std::string config_json,
+                          config_json_to_write(config, dir + "/" + kConfigFile));
+  const std::string generation_json = generation_config_json_to_write(config);
   const std::vector<ParamSpec> parameters = parameter_specs(config.model);
   std::vector<TensorSpec> tensors;
   tensors.reserve(parameters.size());

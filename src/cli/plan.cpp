@@ -16,6 +16,7 @@
 #include "controller/model_rules.hpp"
 #include "controller/reference_policy.hpp"
 #include "controller/run_inputs.hpp"
+#include "precision/expert_shards.hpp"
 #include "recipe/recipe.hpp"
 #include "reward/reward.hpp"
 #include "rpc/identity.hpp"
@@ -190,6 +191,10 @@ StatusOr<DryRun> dry_run(const Arguments& arguments) {
     run.parameters += spec.numel();
   }
   ACCORD_ASSIGN_OR_RETURN(run.plan, precision::build_plan(run.config, run.recipe.precision));
+  const int64_t shards = run.recipe.trainer.expert_tensor_parallel;
+  refuse_unless_ok(precision::check_expert_shards(run.plan, shards, precision::kRolloutExpertShards),
+                   run.refused);
+  run.plan.digest = precision::digest_with_expert_shards(run.plan.digest, shards);
   ACCORD_ASSIGN_OR_RETURN(run.manifest, weights::build_manifest(run.config, run.plan));
   StatusOr<Memory> memory = memory_of(run);
   refuse_unless_ok(memory.status(), run.refused);

@@ -5,6 +5,8 @@
 #include "checkpoint/hf_checkpoint.hpp"
 #include "controller/model_rules.hpp"
 #include "controller/reference_policy.hpp"
+#include "controller/source_check.hpp"
+#include "precision/expert_shards.hpp"
 #include "text/sft_dataset.hpp"
 #include "weights/manifest.hpp"
 
@@ -141,6 +143,14 @@ StatusOr<std::unique_ptr<RunInputs>> load_run_inputs(const recipe::Recipe& recip
     ACCORD_RETURN_IF_ERROR(annotate(checkpoint::HfCheckpoint::open(*reference).status(), "model.reference"));
   }
   ACCORD_ASSIGN_OR_RETURN(inputs->plan, precision::build_plan(inputs->config, recipe.precision));
+  ACCORD_RETURN_IF_ERROR(precision::check_expert_shards(inputs->plan, recipe.trainer.expert_tensor_parallel,
+                                                        precision::kRolloutExpertShards));
+  inputs->plan.digest =
+      precision::digest_with_expert_shards(inputs->plan.digest, recipe.trainer.expert_tensor_parallel);
+  ACCORD_RETURN_IF_ERROR(check_source_formats(source, inputs->plan));
+  if (std::string note = source_note(source); !note.empty()) {
+    inputs->plan.warnings.push_back(std::move(note));
+  }
   ACCORD_ASSIGN_OR_RETURN(inputs->manifest, weights::build_manifest(inputs->config, inputs->plan));
   StatusOr<std::unique_ptr<reward::Scorer>> scorer = reward::make_scorer(recipe.reward.type);
   if (!scorer.ok()) {
