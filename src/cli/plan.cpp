@@ -17,6 +17,8 @@
 #include "controller/reference_policy.hpp"
 #include "controller/run_inputs.hpp"
 #include "precision/expert_shards.hpp"
+#include "precision/plan_summary.hpp"
+#include "recipe/miles_args.hpp"
 #include "recipe/recipe.hpp"
 #include "reward/reward.hpp"
 #include "rpc/identity.hpp"
@@ -33,6 +35,8 @@ struct Arguments {
   std::string recipe;
   std::vector<std::string> overrides;
   bool json = false;
+  std::string explain;          // a tensor's name
+  std::string from_miles_args;  // a file of arguments
 };
 
 struct Memory {
@@ -180,6 +184,7 @@ StatusOr<DryRun> dry_run(const Arguments& arguments) {
   ACCORD_ASSIGN_OR_RETURN(recipe::Inspection inspection, inspect(arguments));
   DryRun run;
   run.recipe = std::move(inspection.recipe);
+  run.warnings = std::move(inspection.notes);
   refuse_unless_ok(inspection.refused, run.refused);
   StatusOr<checkpoint::HfConfig> hf = checkpoint::read_hf_config(run.recipe.model.checkpoint);
   if (!hf.ok()) {
@@ -201,7 +206,7 @@ StatusOr<DryRun> dry_run(const Arguments& arguments) {
   if (memory.ok()) {
     run.memory = *memory;
   }
-  run.warnings = run.plan.warnings;
+  run.warnings.insert(run.warnings.end(), run.plan.warnings.begin(), run.plan.warnings.end());
   check_surroundings(run);
   return run;
 }
@@ -220,6 +225,7 @@ std::string bytes_text(int64_t bytes) {
 std::string to_text(const DryRun& run) {
   const Memory& m = run.memory;
   std::string out = run.plan.to_text();
+  out += "\n" + precision::summarize(run.plan).to_text();
   out += fmt::format("\nmodel             {}: {} layers, {} parameters\n", run.recipe.model.checkpoint,
                      run.config.num_layers, run.parameters);
   out += fmt::format("plan digest       {}\n", run.plan.digest);
@@ -239,6 +245,22 @@ std::string to_text(const DryRun& run) {
   return out;
 }
 
+Json summary_json(const precision::PlanSummary& summary) {
+  Json out;
+  out["parameters"] = summary.parameters;
+  out["expert_parameters"] = summary.experts();
+  out["routed_expert_parameters"] = summary.routed;
+  out["groups"] = Json::array();
+  for (const precision::PlanGroup& group : summary.groups) {
+    out["groups"].push_back({{"module", group.module},
+                             {"format", std::string(precision::format_word(group.format))},
+                             {"weights", group.weights},
+                             {"parameters", group.parameters},
+                             {"bytes", group.bytes}});
+  }
+  return out;
+}
+
 std::string to_json(const DryRun& run) {
   const Memory& m = run.memory;
   Json out;
@@ -247,6 +269,7 @@ std::string to_json(const DryRun& run) {
                   {"layers", run.config.num_layers},
                   {"parameters", run.parameters}};
   out["plan"] = Json::parse(run.plan.to_json());
+  out["summary"] = summary_json(precision::summarize(run.plan));
   out["manifest"] = {{"digest", run.manifest.digest}, {"arena_bytes", run.manifest.arena_bytes}};
   out["memory_bytes"] = {{"rollout_worker", {{"weights", m.arena}, {"kv_cache", m.kv_cache}}},
                          {"trainer_worker",
@@ -264,8 +287,29 @@ std::string to_json(const DryRun& run) {
   return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
+Status import_arguments(const Arguments& arguments) {
+  ACCORD_ASSIGN_OR_RETURN(const std::string text, read_input(arguments.from_miles_args));
+  ACCORD_ASSIGN_OR_RETURN(const recipe::MilesImport imported,
+                          recipe::import_miles_args(text, input_name(arguments.from_miles_args)));
+  for (const std::string& note : imported.notes) {
+    fmt::print(stderr, "{}\n", note);
+  }
+  return write_output("-", imported.yaml);
+}
+
 Status plan(const Arguments& arguments) {
+  if (!arguments.from_miles_args.empty()) {
+    return import_arguments(arguments);
+  }
+  if (arguments.recipe.empty()) {
+    return usage_error("give a recipe, or --from-miles-args FILE");
+  }
   ACCORD_ASSIGN_OR_RETURN(const DryRun run, dry_run(arguments));
+  if (!arguments.explain.empty()) {
+    ACCORD_ASSIGN_OR_RETURN(const std::string text, precision::explain(run.config, run.recipe.precision,
+                                                                       run.plan, arguments.explain));
+    return write_output("-", text);
+  }
   ACCORD_RETURN_IF_ERROR(write_output("-", arguments.json ? to_json(run) : to_text(run)));
   if (run.refused.empty()) {
     return absl::OkStatus();
@@ -285,7 +329,7 @@ void add_plan(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand(
       "plan",
       "Dry run: validate a recipe; show each weight's format, digests, memory, what would be refused");
-  command->add_option("recipe", arguments->recipe, "The recipe (YAML); - for standard input")->required();
+  command->add_option("recipe", arguments->recipe, "The recipe (YAML); - for standard input");
   command
       ->add_option("--set", arguments->overrides,
                    "Override one key: --set trainer.optimizer.lr=1e-5 (repeatable)")
@@ -293,6 +337,16 @@ void add_plan(CLI::App& app, Action& action) {
       ->expected(1)
       ->type_name("KEY=VALUE");
   command->add_flag("--json", arguments->json, "Everything as one JSON object, every weight listed");
+  CLI::Option* explain = command
+                             ->add_option("--explain", arguments->explain,
+                                          "Only which rule gave this weight its format; Hugging Face or "
+                                          "Megatron name")
+                             ->type_name("TENSOR");
+  command
+      ->add_option("--from-miles-args", arguments->from_miles_args,
+                   "Print the recipe that a file of Miles arguments amounts to; - for standard input")
+      ->type_name("FILE")
+      ->excludes(explain);
   command->callback([arguments, &action] { action = [arguments] { return plan(*arguments); }; });
 }
 

@@ -21,6 +21,13 @@ struct Rule {
   const PrecisionConfig* config = nullptr;  // of a matcher
   int64_t matched = 0;                      // weights whose name it matches
   int64_t decided = 0;                      // weights that it decided
+  bool megatron_modules = false;            // sees these names only
+  bool over_bf16_layers = false;
+};
+
+struct Names {
+  std::vector<std::string> all;
+  std::vector<std::string> megatron_modules;
 };
 
 std::optional<std::string_view> structural_reason(ParamRole role) {
@@ -122,8 +129,13 @@ class Planner {
         return recipe_error("precision matcher '{}': no config '{}' (add it to precision.configs)",
                             matcher.name, matcher.config);
       }
-      matchers_.push_back(
-          {NamePattern(matcher.pattern), fmt::format("matcher {}", matcher.name), config, 0, 0});
+      Rule rule{NamePattern(matcher.pattern), fmt::format("matcher {}", matcher.name), config, 0, 0};
+      if (matcher.names == recipe::MatchNames::kMegatron) {
+        rule.pattern = NamePattern(matcher.pattern, PatternKind::kGlob);
+        rule.megatron_modules = true;
+      }
+      rule.over_bf16_layers = matcher.over_bf16_layers;
+      matchers_.push_back(std::move(rule));
     }
     return absl::OkStatus();
   }
@@ -134,7 +146,7 @@ class Planner {
     row.shape = spec.shape;
     row.weight_decay = spec.role != ParamRole::kNorm && spec.role != ParamRole::kRouterBias;
     // Every pattern sees every weight, so that one without effect is noticed.
-    const std::vector<std::string> names = names_of(spec.name);
+    const Names names{names_of(spec.name), megatron_modules_of(spec.name)};
     Rule* exception = first_match(exceptions_, names);
     const std::optional<KeptBf16> kept = kept_bf16(spec);
     Rule* matcher = first_match(matchers_, names, kept ? &*kept : nullptr);
@@ -144,6 +156,10 @@ class Planner {
     } else if (exception != nullptr) {
       ++exception->decided;
       row.reason = exception->name;
+    } else if (matcher != nullptr && matcher->over_bf16_layers) {
+      ++matcher->decided;
+      ACCORD_RETURN_IF_ERROR(apply(*matcher, spec, row));
+      ACCORD_RETURN_IF_ERROR(check_kv_b(spec, row));
     } else if (spec.layer >= 0 && spec.layer < first_) {
       row.reason = fmt::format("bf16_layers.first: the first {} of {}", first_, config_.num_layers);
     } else if (spec.layer >= config_.num_layers - last_) {
@@ -217,11 +233,10 @@ class Planner {
   }
 
   // `named`: only rules whose pattern says one of its names count.
-  static Rule* first_match(std::vector<Rule>& rules, const std::vector<std::string>& names,
-                           const KeptBf16* named = nullptr) {
+  static Rule* first_match(std::vector<Rule>& rules, const Names& names, const KeptBf16* named = nullptr) {
     Rule* first = nullptr;
     for (Rule& rule : rules) {
-      if (!rule.pattern.matches_any(names)) {
+      if (!rule.pattern.matches_any(rule.megatron_modules ? names.megatron_modules : names.all)) {
         continue;
       }
       ++rule.matched;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "recipe/names.hpp"
+#include "recipe/schema.hpp"
 
 namespace accord::recipe {
 namespace {
@@ -243,6 +244,8 @@ void emit_precision(const PrecisionPart& precision, Emitter& e) {
       e.text("pattern", matcher.pattern);
       e.text("config", matcher.config);
       e.flag("enabled", matcher.enabled);
+      e.choice("names", matcher.names);
+      e.flag("over_bf16_layers", matcher.over_bf16_layers);
       e.close();
     }
     e.close();
@@ -300,6 +303,14 @@ void emit_deadlines_and_debug(const DeadlinesPart& deadlines, const DebugPart& d
 }
 
 }  // namespace
+
+std::string quoted_yaml(std::string_view text) { return quoted(text); }
+
+std::string precision_to_yaml(const PrecisionPart& precision) {
+  Emitter e;
+  emit_precision(precision, e);
+  return e.take();
+}
 
 std::string to_yaml(const Recipe& recipe) {
   Emitter e;

@@ -51,6 +51,8 @@ ACCORD_NAMES(BackwardMode, ACCORD_NAME("quantized", BackwardMode::kQuantized),
              ACCORD_NAME("dequantized", BackwardMode::kDequantized));
 ACCORD_NAMES(TrainerForward, ACCORD_NAME("same", TrainerForward::kSame),
              ACCORD_NAME("bf16", TrainerForward::kBF16));
+ACCORD_NAMES(MatchNames, ACCORD_NAME("any", MatchNames::kAny),
+             ACCORD_NAME("megatron", MatchNames::kMegatron));
 ACCORD_NAMES(DebugMode, ACCORD_NAME("none", DebugMode::kNone),
              ACCORD_NAME("rollout_only", DebugMode::kRolloutOnly),
              ACCORD_NAME("train_only", DebugMode::kTrainOnly));

@@ -13,6 +13,7 @@ namespace accord::recipe {
 namespace {
 
 constexpr size_t kMaxShownValue = 60;
+constexpr size_t kMaxReported = 50;
 
 // A value as it goes into a message: short, on one line.
 std::string shown(std::string_view text) {
@@ -102,6 +103,23 @@ std::string describe(const Problem& problem, const std::vector<std::string>& sou
           : fmt::format("--set {}", shown(source));
   return problem.path.empty() ? fmt::format("{}: {}", where, problem.rule)
                               : fmt::format("{}: {}: {}", where, problem.path, problem.rule);
+}
+
+Status to_status(std::vector<Problem> problems, const std::vector<std::string>& sources) {
+  std::stable_sort(problems.begin(), problems.end(),
+                   [](const Problem& a, const Problem& b) { return a.location < b.location; });
+  std::vector<std::string> lines;
+  for (const Problem& problem : problems) {
+    std::string line = describe(problem, sources);
+    if (std::find(lines.begin(), lines.end(), line) == lines.end()) {
+      lines.push_back(std::move(line));
+    }
+    if (lines.size() == kMaxReported) {
+      lines.emplace_back("more errors follow; fix these first");
+      break;
+    }
+  }
+  return recipe_error("{}", fmt::join(lines, "\n"));
 }
 
 std::optional<std::string> nearest(std::string_view word, const std::vector<std::string>& known) {

@@ -3,6 +3,7 @@
 // The member names are the YAML keys (docs/interfaces.md, configs/reference.yaml); the initializers are the
 // defaults. Relative paths are relative to the current directory of the process that reads them.
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -29,6 +30,7 @@ enum class FourOverSix : uint8_t { kNone, kWeights, kActivations, kAll };
 enum class FourOverSixError : uint8_t { kMse, kMae };
 enum class BackwardMode : uint8_t { kQuantized, kHighPrecision, kDequantized };
 enum class TrainerForward : uint8_t { kSame, kBF16 };
+enum class MatchNames : uint8_t { kAny, kMegatron };
 enum class DebugMode : uint8_t { kNone, kRolloutOnly, kTrainOnly };
 enum class RestartPolicy : uint8_t { kNever, kWorkers, kAll };
 
@@ -168,6 +170,8 @@ struct PrecisionMatcher {
   std::string pattern;  // see precision/pattern.hpp
   std::string config;   // a name of `configs`
   bool enabled = true;
+  MatchNames names = MatchNames::kAny;  // megatron: a glob over the whole path of a Megatron module only
+  bool over_bf16_layers = false;        // also decides layers that bf16_layers would keep BF16
   bool operator==(const PrecisionMatcher&) const = default;
 };
 
@@ -194,6 +198,8 @@ struct PrecisionPart {
   BackwardMode backward = BackwardMode::kHighPrecision;
   TrainerForward trainer_forward = TrainerForward::kSame;
   bool allow_mismatch = false;
+  // Loading replaces these two by what they say (te_config.hpp, environment.hpp): a loaded recipe has
+  // neither.
   std::optional<std::string> te_config_file;
   bool from_environment = false;
   bool operator==(const PrecisionPart&) const = default;
@@ -271,10 +277,17 @@ struct Recipe {
   bool operator==(const Recipe&) const = default;
 };
 
+// Environment variables by name.
+using Environment = std::map<std::string, std::string, std::less<>>;
+
+// Those of this process that speak of precision (environment.hpp).
+Environment precision_environment();
+
 // Reads, overrides and validates. `overrides` are "a.b.c=value" with a YAML value, applied in order on top of
 // the file, under the same checks. All independent errors are reported at once, one a line, as
 //   file:line:column: key.path: rule (remedy)
-// with exit code kBadRecipe; kIo when the file cannot be read. Touches nothing but the file itself.
+// with exit code kBadRecipe; kIo when the file cannot be read. Touches nothing but the file itself and the
+// precision file that it names.
 StatusOr<Recipe> load_recipe(const std::string& path, std::span<const std::string> overrides = {});
 
 // The same from memory; `source` names it in messages.
@@ -286,11 +299,13 @@ StatusOr<Recipe> parse_recipe(std::string_view text, std::string_view source,
 struct Inspection {
   Recipe recipe;
   Status refused;
+  std::vector<std::string> notes;  // what was ignored, for whoever starts a run
 };
-StatusOr<Inspection> inspect_recipe_file(const std::string& path,
-                                         std::span<const std::string> overrides = {});
+StatusOr<Inspection> inspect_recipe_file(const std::string& path, std::span<const std::string> overrides = {},
+                                         const Environment& environment = precision_environment());
 StatusOr<Inspection> inspect_recipe(std::string_view text, std::string_view source,
-                                    std::span<const std::string> overrides = {});
+                                    std::span<const std::string> overrides = {},
+                                    const Environment& environment = precision_environment());
 
 // Every key with its resolved value; loads back to an equal Recipe.
 std::string to_yaml(const Recipe& recipe);

@@ -11,7 +11,8 @@ namespace {
 
 class Rules {
  public:
-  Rules(const Recipe& recipe, Findings& findings) : r_(recipe), findings_(findings) {}
+  Rules(const Recipe& recipe, size_t matchers_from_file, Findings& findings)
+      : r_(recipe), matchers_from_file_(matchers_from_file), findings_(findings) {}
 
   void check() {
     check_run();
@@ -133,7 +134,9 @@ class Rules {
     bool nvfp4 = false;
     for (size_t i = 0; i < precision.matchers.size(); ++i) {
       const PrecisionMatcher& matcher = precision.matchers[i];
-      const std::string path = fmt::format("precision.matchers.{}", i);
+      const bool own = i >= matchers_from_file_;
+      const std::string path = own ? fmt::format("precision.matchers.{}", i - matchers_from_file_)
+                                   : std::string("precision.te_config_file");
       if (!matcher.name.empty() && !names.insert(matcher.name).second) {
         fail(path + ".name", fmt::format("'{}' is taken by an earlier matcher (rename one)", matcher.name));
       }
@@ -215,11 +218,14 @@ class Rules {
   }
 
   const Recipe& r_;
+  size_t matchers_from_file_;
   Findings& findings_;
 };
 
 }  // namespace
 
-void check_rules(const Recipe& recipe, Findings& findings) { Rules(recipe, findings).check(); }
+void check_rules(const Recipe& recipe, size_t matchers_from_file, Findings& findings) {
+  Rules(recipe, matchers_from_file, findings).check();
+}
 
 }  // namespace accord::recipe

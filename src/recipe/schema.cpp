@@ -227,6 +227,8 @@ void read_matcher(MapReader map, PrecisionMatcher& matcher) {
   map.require("config", "a name of precision.configs");
   map.text("config", matcher.config);
   map.boolean("enabled", matcher.enabled);
+  map.choice("names", matcher.names);
+  map.boolean("over_bf16_layers", matcher.over_bf16_layers);
   map.finish();
 }
 

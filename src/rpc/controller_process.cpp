@@ -167,7 +167,7 @@ controller::Pools make_pools(const std::map<std::string, Member>& members, const
   return pools;
 }
 
-StatusOr<recipe::Recipe> load(const ControllerOptions& options) {
+StatusOr<recipe::Inspection> load(const ControllerOptions& options) {
   std::vector<std::string> overrides = options.overrides;
   if (options.steps) {
     overrides.push_back(fmt::format("run.steps={}", *options.steps));
@@ -175,14 +175,18 @@ StatusOr<recipe::Recipe> load(const ControllerOptions& options) {
   if (options.listen) {
     overrides.push_back(fmt::format("monitor.listen=\"{}\"", *options.listen));
   }
-  return recipe::load_recipe(options.recipe, overrides);
+  ACCORD_ASSIGN_OR_RETURN(recipe::Inspection inspection,
+                          recipe::inspect_recipe_file(options.recipe, overrides));
+  ACCORD_RETURN_IF_ERROR(inspection.refused);
+  return inspection;
 }
 
 }  // namespace
 
 Status run_controller(const ControllerOptions& options) {
   block_stop_signals();
-  ACCORD_ASSIGN_OR_RETURN(const recipe::Recipe recipe, load(options));
+  ACCORD_ASSIGN_OR_RETURN(const recipe::Inspection loaded, load(options));
+  const recipe::Recipe& recipe = loaded.recipe;
   if (options.resume && recipe.debug.mode == recipe::DebugMode::kRolloutOnly) {
     return usage_error(
         "--resume: debug.mode rollout_only saves nothing to resume from; to sample from a checkpoint, set "
@@ -226,6 +230,9 @@ Status run_controller(const ControllerOptions& options) {
   state.set_phase("waiting for workers");
   log::info("run {} in {}: status on {} (accord status {})", recipe.run.name, directory.path(),
             server->address(), server->address());
+  for (const std::string& note : loaded.notes) {
+    state.warn("recipe: " + note);
+  }
   for (const std::string& warning : inputs->plan.warnings) {
     state.warn("precision plan: " + warning);
   }

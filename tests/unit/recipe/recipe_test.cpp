@@ -241,8 +241,6 @@ TEST_CASE("features that are not built yet are refused and located") {
       "rollout.device=cuda",
       "trainer.device=cuda",
       "trainer.expert_tensor_parallel=2",
-      "precision.te_config_file=te.yaml",
-      "precision.from_environment=true",
       "restart=workers",
       "monitor.prometheus=127.0.0.1:9000",
   };
