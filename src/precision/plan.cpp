@@ -68,7 +68,12 @@ std::string_view without_weight(std::string_view name) {
 // Weights that stay BF16 unless a matcher's pattern says their name.
 struct KeptBf16 {
   std::string_view reason;
-  std::vector<std::string_view> names;  // any of them in the pattern's text
+  std::vector<std::string_view> names;
+
+  bool named_by(std::string_view pattern) const {
+    return std::any_of(names.begin(), names.end(),
+                       [&](std::string_view name) { return pattern.find(name) != std::string_view::npos; });
+  }
 };
 
 std::optional<KeptBf16> kept_bf16(const ParamSpec& spec) {
@@ -232,19 +237,17 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // `named`: only rules whose pattern says one of its names count.
-  static Rule* first_match(std::vector<Rule>& rules, const Names& names, const KeptBf16* named = nullptr) {
+  // With `kept`, only rules whose pattern says one of its names count.
+  static Rule* first_match(std::vector<Rule>& rules, const Names& names, const KeptBf16* kept = nullptr) {
     Rule* first = nullptr;
     for (Rule& rule : rules) {
       if (!rule.pattern.matches_any(rule.megatron_modules ? names.megatron_modules : names.all)) {
         continue;
       }
       ++rule.matched;
-      const bool counts = named == nullptr ||
-                          std::any_of(named->names.begin(), named->names.end(), [&](std::string_view name) {
-                            return rule.pattern.text().find(name) != std::string_view::npos;
-                          });
-      first = first == nullptr && counts ? &rule : first;
+      if (first == nullptr && (kept == nullptr || kept->named_by(rule.pattern.text()))) {
+        first = &rule;
+      }
     }
     return first;
   }
@@ -370,6 +373,11 @@ bool PrecisionPlan::any(WeightFormat format) const {
     }
   }
   return false;
+}
+
+bool heeds(const ParamSpec& spec, std::string_view pattern) {
+  const std::optional<KeptBf16> kept = kept_bf16(spec);
+  return !kept || kept->named_by(pattern);
 }
 
 StatusOr<PrecisionPlan> build_plan(const ModelConfig& config, const PrecisionPart& precision) {

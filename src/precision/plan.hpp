@@ -66,4 +66,8 @@ struct PrecisionPlan {
 // do not divide.
 StatusOr<PrecisionPlan> build_plan(const ModelConfig& config, const recipe::PrecisionPart& precision);
 
+// Whether a matcher with this pattern may decide the weight: for kv_b_proj and shared experts it must say
+// their name.
+bool heeds(const ParamSpec& spec, std::string_view pattern);
+
 }  // namespace accord::precision

@@ -13,10 +13,17 @@ namespace {
 
 const char* answer(bool matches) { return matches ? "matches" : "does not match"; }
 
-bool matches(const recipe::PrecisionMatcher& matcher, const std::string& name) {
-  return matcher.names == recipe::MatchNames::kMegatron
-             ? NamePattern(matcher.pattern, PatternKind::kGlob).matches_any(megatron_modules_of(name))
-             : NamePattern(matcher.pattern).matches_any(names_of(name));
+const char* answer(const ParamSpec& spec, const recipe::PrecisionMatcher& matcher) {
+  if (!matcher.enabled) {
+    return "not enabled";
+  }
+  const NamePattern pattern(matcher.pattern, matcher.names == recipe::MatchNames::kMegatron
+                                                 ? PatternKind::kGlob
+                                                 : PatternKind::kGlobOrSubstring);
+  const bool hit = pattern.matches_any(
+      matcher.names == recipe::MatchNames::kMegatron ? megatron_modules_of(spec.name) : names_of(spec.name));
+  return hit && !heeds(spec, matcher.pattern) ? "matches, but does not say this weight's name, which it must"
+                                              : answer(hit);
 }
 
 // The rules in the order in which they decide, and what each says of one weight.
@@ -36,8 +43,7 @@ std::string rules_text(const ModelConfig& config, const recipe::PrecisionPart& p
   }
   for (const recipe::PrecisionMatcher& matcher : precision.matchers) {
     out += fmt::format("  matcher {} \"{}\" -> {}{}: {}\n", matcher.name, matcher.pattern, matcher.config,
-                       matcher.over_bf16_layers ? ", over bf16_layers" : "",
-                       matcher.enabled ? answer(matches(matcher, row.name)) : "not enabled");
+                       matcher.over_bf16_layers ? ", over bf16_layers" : "", answer(spec, matcher));
   }
   return out;
 }
