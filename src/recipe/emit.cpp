@@ -304,7 +304,7 @@ void emit_deadlines_and_debug(const DeadlinesPart& deadlines, const DebugPart& d
 
 }  // namespace
 
-std::string quoted_yaml(std::string_view text) { return quoted(text); }
+std::string quoted_yaml(std::string_view text) { return quoted_scalar(text); }
 
 std::string precision_to_yaml(const PrecisionPart& precision) {
   Emitter e;

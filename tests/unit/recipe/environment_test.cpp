@@ -54,7 +54,7 @@ TEST_CASE("environment variables set what the recipe leaves open") {
                                                    {"NVTE_NVFP4_4OVER6_E4M3_USE_256", "weights"}});
   CHECK(part.backward == BackwardMode::kDequantized);
   REQUIRE(part.configs.size() == 1);
-  CHECK(part.configs[0].four_over_six == FourOverSix::kWeights);
+  CHECK(part.configs[0].four_over_six == recipe::FourOverSix::kWeights);
   CHECK(part.configs[0].four_over_six_error == FourOverSixError::kMae);
   CHECK(part.configs[0].four_over_six_range == 256);
   CHECK(!part.from_environment);

@@ -97,7 +97,7 @@ TEST_CASE("a launcher with NVFP4, a precision file and variables becomes a recip
   CHECK(precision.matchers[0].names == MatchNames::kMegatron);
   CHECK(!precision.te_config_file.has_value());
   REQUIRE(precision.find_config("nvfp4") != nullptr);
-  CHECK(precision.find_config("nvfp4")->four_over_six == FourOverSix::kWeights);
+  CHECK(precision.find_config("nvfp4")->four_over_six == recipe::FourOverSix::kWeights);
 }
 
 TEST_CASE("BF16 layers default as the launcher's programs do") {
