@@ -5,83 +5,19 @@
 
 #include <algorithm>
 #include <cctype>
-#include <map>
+#include <iterator>
 #include <optional>
 #include <utility>
 
 #include "recipe/environment.hpp"
+#include "recipe/miles_flags.hpp"
 #include "recipe/schema.hpp"
-#include "recipe/shell_words.hpp"
 #include "recipe/te_config.hpp"
-#include "recipe/utf8.hpp"
 
 namespace accord::recipe {
 namespace {
 
 using std::string_view;
-
-enum class Kind : uint8_t { kNumber, kText, kFlag, kList };
-
-// A flag whose value is the value of a key. An empty key: the flag is read elsewhere in this file.
-struct Known {
-  string_view flag;
-  Kind kind;
-  string_view key;
-};
-
-constexpr Known kKnown[] = {
-    {"--hf-checkpoint", Kind::kText, "model.checkpoint"},
-    {"--prompt-data", Kind::kText, "data.train.path"},
-    {"--input-key", Kind::kText, "data.train.prompt_key"},
-    {"--label-key", Kind::kText, "data.train.label_key"},
-    {"--rm-type", Kind::kText, ""},
-    {"--num-rollout", Kind::kNumber, "run.steps"},
-    {"--seed", Kind::kNumber, "run.seed"},
-    {"--rollout-batch-size", Kind::kNumber, "rollout.prompts_per_step"},
-    {"--n-samples-per-prompt", Kind::kNumber, "rollout.samples_per_prompt"},
-    {"--rollout-max-prompt-len", Kind::kNumber, "rollout.max_prompt_tokens"},
-    {"--rollout-max-response-len", Kind::kNumber, "rollout.max_response_tokens"},
-    {"--rollout-temperature", Kind::kNumber, "rollout.temperature"},
-    {"--rollout-top-p", Kind::kNumber, "rollout.top_p"},
-    {"--rollout-top-k", Kind::kNumber, "rollout.top_k"},
-    {"--max-tokens-per-gpu", Kind::kNumber, "trainer.tokens_per_microbatch"},
-    {"--lr", Kind::kNumber, "trainer.optimizer.lr"},
-    {"--lr-decay-style", Kind::kText, "trainer.optimizer.schedule"},
-    {"--min-lr", Kind::kNumber, "trainer.optimizer.min_lr"},
-    {"--lr-warmup-iters", Kind::kNumber, "trainer.optimizer.warmup_steps"},
-    {"--adam-beta1", Kind::kNumber, ""},
-    {"--adam-beta2", Kind::kNumber, ""},
-    {"--adam-eps", Kind::kNumber, "trainer.optimizer.eps"},
-    {"--weight-decay", Kind::kNumber, "trainer.optimizer.weight_decay"},
-    {"--clip-grad", Kind::kNumber, "trainer.optimizer.clip_grad"},
-    {"--advantage-estimator", Kind::kText, "algorithm.type"},
-    {"--eps-clip", Kind::kNumber, "algorithm.clip_low"},
-    {"--eps-clip-high", Kind::kNumber, "algorithm.clip_high"},
-    {"--eps-clip-c", Kind::kNumber, "algorithm.clip_dual"},
-    {"--entropy-coef", Kind::kNumber, "algorithm.entropy_coefficient"},
-    {"--calculate-per-token-loss", Kind::kFlag, ""},
-    {"--use-tis", Kind::kFlag, ""},
-    {"--save-interval", Kind::kNumber, "checkpoint.every"},
-    {"--transformer-impl", Kind::kText, ""},
-    {"--bf16", Kind::kFlag, ""},
-    {"--fp16", Kind::kFlag, ""},
-    {"--fp8-format", Kind::kText, ""},
-    {"--fp8-recipe", Kind::kText, ""},
-    {"--fp4-format", Kind::kText, ""},
-    {"--fp4-recipe", Kind::kText, ""},
-    {"--te-precision-config-file", Kind::kText, ""},
-    {"--first-last-layers-bf16", Kind::kFlag, ""},
-    {"--num-layers-at-start-in-bf16", Kind::kNumber, ""},
-    {"--num-layers-at-end-in-bf16", Kind::kNumber, ""},
-    {"--extra-high-precision-layers-hf", Kind::kList, ""},
-    {"--extra-high-precision-layers-megatron", Kind::kList, ""},
-};
-
-const Known* find_known(string_view flag) {
-  const auto found = std::find_if(std::begin(kKnown), std::end(kKnown),
-                                  [&](const Known& known) { return known.flag == flag; });
-  return found == std::end(kKnown) ? nullptr : &*found;
-}
 
 // Keys with their YAML values, as nested mappings in the order in which they were set.
 class Tree {
@@ -118,25 +54,22 @@ class Tree {
   std::string value_;
 };
 
-struct Argument {
-  std::vector<ShellWord> values;
-  int32_t line = 1;
-};
-
 class Importer {
  public:
-  explicit Importer(string_view source) : source_(source) {}
+  Importer(MilesArguments arguments, string_view source)
+      : arguments_(std::move(arguments)), source_(source) {}
 
-  StatusOr<MilesImport> run(const std::vector<ShellWord>& words) {
-    ACCORD_RETURN_IF_ERROR(collect(words));
+  StatusOr<MilesImport> run() {
     name_run();
-    for (const Known& known : kKnown) {
-      if (!known.key.empty() && given(known.flag)) {
-        tree_.set(known.key,
-                  known.kind == Kind::kNumber ? *given(known.flag) : quoted_yaml(*given(known.flag)));
+    for (const MilesFlag& known : miles_flags()) {
+      if (!known.key.empty() && arguments_.given(known.flag)) {
+        tree_.set(known.key, known.kind == MilesKind::kNumber ? *arguments_.given(known.flag)
+                                                              : quoted_yaml(*arguments_.given(known.flag)));
       }
     }
-    import_objective();
+    ACCORD_RETURN_IF_ERROR(import_objective());
+    ACCORD_RETURN_IF_ERROR(import_sizes());
+    ACCORD_RETURN_IF_ERROR(import_evaluation());
     PrecisionPart precision;
     ACCORD_RETURN_IF_ERROR(import_formats(precision));
     ACCORD_RETURN_IF_ERROR(import_layers(precision));
@@ -144,141 +77,13 @@ class Importer {
     ACCORD_RETURN_IF_ERROR(import_environment(precision));
     result_.yaml = tree_.yaml() + precision_to_yaml(precision);
     ACCORD_RETURN_IF_ERROR(check());
-    if (!unknown_.empty()) {
-      result_.notes.push_back(fmt::format("not imported: {}", fmt::join(unknown_, " ")));
+    if (!arguments_.unknown().empty()) {
+      result_.notes.push_back(fmt::format("not imported: {}", fmt::join(arguments_.unknown(), " ")));
     }
     return std::move(result_);
   }
 
  private:
-  template <class... Args>
-  Status fail(string_view flag, fmt::format_string<Args...> format, Args&&... args) const {
-    const auto found = arguments_.find(flag);
-    return recipe_error("{}:{}: {}: {}", source_, found == arguments_.end() ? 1 : found->second.line, flag,
-                        fmt::format(format, std::forward<Args>(args)...));
-  }
-
-  Status collect(const std::vector<ShellWord>& words) {
-    for (size_t i = 0; i < words.size(); ++i) {
-      const ShellWord& word = words[i];
-      if (!word.text.starts_with("--")) {
-        take_variable(word);
-        continue;
-      }
-      const size_t equals = word.text.find('=');
-      const std::string flag = word.text.substr(0, equals);
-      Argument argument;
-      argument.line = word.line;
-      if (equals != std::string::npos) {
-        argument.values.push_back({word.text.substr(equals + 1), word.line, word.expands});
-      }
-      while (i + 1 < words.size() && !words[i + 1].text.starts_with("--") &&
-             !is_variable(words[i + 1].text)) {
-        argument.values.push_back(words[++i]);
-      }
-      ACCORD_RETURN_IF_ERROR(take(flag, std::move(argument)));
-    }
-    return absl::OkStatus();
-  }
-
-  // NAME=value, as shells set variables.
-  static bool is_variable(string_view text) {
-    const size_t equals = text.find('=');
-    return text == "export" || (equals != string_view::npos && equals > 0 &&
-                                std::all_of(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(equals),
-                                            [](unsigned char c) {
-                                              return std::isupper(c) != 0 || std::isdigit(c) != 0 || c == '_';
-                                            }));
-  }
-
-  void take_variable(const ShellWord& word) {
-    const size_t equals = word.text.find('=');
-    if (is_variable(word.text) && equals != std::string::npos) {
-      environment_[word.text.substr(0, equals)] = word.text.substr(equals + 1);
-    }
-  }
-
-  Status take(const std::string& flag, Argument argument) {
-    const Known* known = find_known(flag);
-    if (known == nullptr) {
-      ACCORD_RETURN_IF_ERROR(check_spelling(flag, argument.line));
-      unknown_.push_back(flag);
-      return absl::OkStatus();
-    }
-    const int32_t line = argument.line;
-    if (const auto [place, fresh] = arguments_.emplace(flag, std::move(argument)); !fresh) {
-      return recipe_error("{}:{}: {}: given twice, first on line {} (keep one)", source_, line, flag,
-                          place->second.line);
-    }
-    const std::vector<ShellWord>& values = arguments_.find(flag)->second.values;
-    const size_t wanted = known->kind == Kind::kFlag ? 0 : 1;
-    if (known->kind == Kind::kList ? values.empty() : values.size() != wanted) {
-      return fail(flag, "takes {}, {} given",
-                  known->kind == Kind::kList ? "patterns"
-                  : wanted == 0              ? "no value"
-                                             : "one value",
-                  values.size());
-    }
-    for (const ShellWord& value : values) {
-      if (value.expands) {
-        return fail(flag, "'{}' needs a shell to be resolved (write the value out)", printable(value.text));
-      }
-      if (find_invalid_utf8(value.text) != string_view::npos) {
-        return fail(flag, "the value is not valid UTF-8");
-      }
-    }
-    if (known->kind == Kind::kNumber && !parse_real(values.front().text)) {
-      return fail(flag, "must be a number, is '{}'", printable(values.front().text));
-    }
-    return absl::OkStatus();
-  }
-
-  // A slip of the pen in a flag would silently change what is trained.
-  Status check_spelling(const std::string& flag, int32_t line) const {
-    std::vector<std::string> close;
-    for (const Known& known : kKnown) {
-      const size_t longer = std::max(known.flag.size(), flag.size());
-      if (longer - std::min(known.flag.size(), flag.size()) <= 1 && longer >= kMinSpelled) {
-        close.emplace_back(known.flag);
-      }
-    }
-    const auto guess = nearest(flag, close);
-    if (guess && differences(*guess, flag) <= 2) {
-      return recipe_error("{}:{}: {}: unknown flag (did you mean {}?)", source_, line, printable(flag),
-                          *guess);
-    }
-    return absl::OkStatus();
-  }
-
-  // Characters that differ outside the common beginning and end.
-  static size_t differences(string_view a, string_view b) {
-    while (!a.empty() && !b.empty() && a.front() == b.front()) {
-      a.remove_prefix(1);
-      b.remove_prefix(1);
-    }
-    while (!a.empty() && !b.empty() && a.back() == b.back()) {
-      a.remove_suffix(1);
-      b.remove_suffix(1);
-    }
-    return std::max(a.size(), b.size());
-  }
-
-  static std::string printable(string_view text) {
-    std::string out;
-    for (const char c : text.substr(0, 80)) {
-      out += static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) >= 0x7F ? '?' : c;
-    }
-    return out;
-  }
-
-  std::optional<std::string> given(string_view flag) const {
-    const auto found = arguments_.find(flag);
-    if (found == arguments_.end()) {
-      return std::nullopt;
-    }
-    return found->second.values.empty() ? std::string() : found->second.values.front().text;
-  }
-
   void name_run() {
     string_view name = source_;
     name = name.substr(name.rfind('/') + 1);
@@ -290,45 +95,142 @@ class Importer {
     tree_.set("run.name", quoted_yaml(clean.empty() ? "imported" : clean));
   }
 
-  void import_objective() {
-    if (const auto reward = given("--rm-type")) {
+  Status import_objective() {
+    if (const auto reward = arguments_.given("--rm-type")) {
       if (*reward == "dapo") {
         tree_.set("reward.type", "math_dapo_integer");
       } else {
         result_.notes.push_back(
-            fmt::format("--rm-type {}: choose reward.type (docs/migrating.md)", printable(*reward)));
+            fmt::format("--rm-type {}: choose reward.type (docs/migrating.md)", printable_ascii(*reward)));
       }
     }
-    if (given("--adam-beta1") || given("--adam-beta2")) {
-      tree_.set("trainer.optimizer.betas", fmt::format("[{}, {}]", given("--adam-beta1").value_or("0.9"),
-                                                       given("--adam-beta2").value_or("0.999")));
+    if (arguments_.given("--adam-beta1") || arguments_.given("--adam-beta2")) {
+      tree_.set("trainer.optimizer.betas",
+                fmt::format("[{}, {}]", arguments_.given("--adam-beta1").value_or("0.9"),
+                            arguments_.given("--adam-beta2").value_or("0.999")));
     }
-    if (given("--advantage-estimator")) {
+    if (arguments_.given("--advantage-estimator")) {
       tree_.set("algorithm.aggregate",
-                given("--calculate-per-token-loss") ? "token-mean" : "seq-mean-token-mean");
+                arguments_.given("--calculate-per-token-loss") ? "token-mean" : "seq-mean-token-mean");
     }
-    if (given("--use-tis")) {
+    if (arguments_.given("--use-tis")) {
       tree_.set("algorithm.importance_correction", "tis");
     }
+    if (arguments_.given("--use-routing-replay") || arguments_.given("--use-rollout-routing-replay")) {
+      tree_.set("algorithm.routing_replay", "true");
+    }
+    if (const auto stops = arguments_.values("--rollout-stop"); !stops.empty()) {
+      std::vector<std::string> quoted;
+      std::transform(stops.begin(), stops.end(), std::back_inserter(quoted), quoted_yaml);
+      tree_.set("rollout.stop", fmt::format("[{}]", fmt::join(quoted, ", ")));
+    }
+    return import_reference();
+  }
+
+  Status import_reference() {
+    const auto coefficient = arguments_.given("--kl-loss-coef");
+    const auto kind = arguments_.given("--kl-loss-type");
+    if (!arguments_.given("--use-kl-loss")) {
+      if (coefficient || kind) {
+        result_.notes.emplace_back("--kl-loss-coef, --kl-loss-type: nothing without --use-kl-loss");
+      }
+      return absl::OkStatus();
+    }
+    constexpr string_view kKinds[] = {"k1", "k2", "k3", "low_var_kl"};
+    if (kind && std::find(std::begin(kKinds), std::end(kKinds), *kind) == std::end(kKinds)) {
+      return arguments_.fail("--kl-loss-type", "must be {}, is '{}'", fmt::join(kKinds, " or "),
+                             printable_ascii(*kind));
+    }
+    tree_.set("algorithm.reference_kl", "true");
+    tree_.set("algorithm.kl_coefficient", coefficient.value_or("0.0"));
+    if (kind) {
+      tree_.set("algorithm.kl_estimator", *kind == "low_var_kl" ? "low-variance" : *kind);
+    }
+    return absl::OkStatus();
+  }
+
+  // A whole number above 0.
+  StatusOr<std::optional<int64_t>> count(string_view flag) const {
+    const auto text = arguments_.given(flag);
+    if (!text) {
+      return std::optional<int64_t>();
+    }
+    const std::optional<int64_t> value = parse_integer(*text);
+    if (!value || *value < 1 || *value > 1'000'000'000) {
+      return arguments_.fail(flag, "must be a whole number above 0, is '{}'", printable_ascii(*text));
+    }
+    return value;
+  }
+
+  Status import_sizes() {
+    ACCORD_ASSIGN_OR_RETURN(const auto nodes, count("--actor-num-nodes"));
+    ACCORD_ASSIGN_OR_RETURN(const auto devices, count("--actor-num-gpus-per-node"));
+    if (devices) {
+      tree_.set("trainer.workers", fmt::format("{}", *devices * nodes.value_or(1)));
+    }
+    ACCORD_ASSIGN_OR_RETURN(std::optional<int64_t> updates, count("--num-steps-per-rollout"));
+    ACCORD_ASSIGN_OR_RETURN(const auto batch, count("--global-batch-size"));
+    ACCORD_ASSIGN_OR_RETURN(const auto prompts, count("--rollout-batch-size"));
+    ACCORD_ASSIGN_OR_RETURN(const auto samples, count("--n-samples-per-prompt"));
+    if (batch && prompts) {
+      const int64_t all = *prompts * samples.value_or(1);
+      if (all % *batch != 0 || (updates && *updates != all / *batch)) {
+        return arguments_.fail("--global-batch-size",
+                               "{} does not cut the {} samples of a rollout into {} (make them agree)",
+                               *batch, all, updates ? fmt::format("{} updates", *updates) : "equal updates");
+      }
+      updates = all / *batch;
+    }
+    if (updates) {
+      tree_.set("trainer.updates_per_step", fmt::format("{}", *updates));
+    }
+    return absl::OkStatus();
+  }
+
+  Status import_evaluation() {
+    const std::vector<std::string> sets = arguments_.values("--eval-prompt-data");
+    if (sets.size() % 2 != 0) {
+      return arguments_.fail("--eval-prompt-data", "takes pairs of a name and a path, {} words given",
+                             sets.size());
+    }
+    ACCORD_ASSIGN_OR_RETURN(const auto every, count("--eval-interval"));
+    ACCORD_ASSIGN_OR_RETURN(const auto samples, count("--n-samples-per-eval-prompt"));
+    if (!sets.empty() && !every) {
+      result_.notes.emplace_back(
+          "--eval-prompt-data: there nothing is evaluated without --eval-interval; here it is");
+    }
+    std::vector<std::string> entries;
+    for (size_t i = 0; i + 1 < sets.size(); i += 2) {
+      std::string entry = fmt::format("{{name: {}, path: {}", quoted_yaml(sets[i]), quoted_yaml(sets[i + 1]));
+      entry += every ? fmt::format(", every: {}", *every) : "";
+      entry += samples ? fmt::format(", samples: {}", *samples) : "";
+      entries.push_back(entry + "}");
+    }
+    if (!entries.empty()) {
+      tree_.set("data.eval", fmt::format("[{}]", fmt::join(entries, ", ")));
+    }
+    return absl::OkStatus();
   }
 
   Status import_formats(PrecisionPart& precision) {
-    if (given("--fp16")) {
-      return fail("--fp16", "float16 is no format of this program (use bf16)");
+    if (arguments_.given("--fp16")) {
+      return arguments_.fail("--fp16", "float16 is no format of this program (use bf16)");
     }
-    if (const auto engine = given("--transformer-impl"); engine && *engine != "transformer_engine") {
-      return fail("--transformer-impl", "must be transformer_engine, is '{}'", printable(*engine));
+    if (const auto engine = arguments_.given("--transformer-impl");
+        engine && *engine != "transformer_engine") {
+      return arguments_.fail("--transformer-impl", "must be transformer_engine, is '{}'",
+                             printable_ascii(*engine));
     }
-    const auto fp8 = given("--fp8-format");
-    const auto fp4 = given("--fp4-format");
+    const auto fp8 = arguments_.given("--fp8-format");
+    const auto fp4 = arguments_.given("--fp4-format");
     if (fp8 && fp4) {
-      return fail("--fp4-format", "excludes --fp8-format (keep one)");
+      return arguments_.fail("--fp4-format", "excludes --fp8-format (keep one)");
     }
     ACCORD_RETURN_IF_ERROR(check_pair("--fp8-format", {"e4m3", "hybrid"}, "--fp8-recipe", "mxfp8"));
     ACCORD_RETURN_IF_ERROR(check_pair("--fp4-format", {"e2m1"}, "--fp4-recipe", "nvfp4"));
-    if (const auto file = given("--te-precision-config-file")) {
+    if (const auto file = arguments_.given("--te-precision-config-file")) {
       if (!fp8 && !fp4) {
-        return fail(
+        return arguments_.fail(
             "--te-precision-config-file",
             "without --fp8-format or --fp4-format Megatron quantizes next to nothing of what the file "
             "says (give one; or write te_config_file into a recipe to have all of it)");
@@ -337,7 +239,7 @@ class Importer {
       Findings findings;
       resolve_te_config(precision, findings, result_.notes);
       if (!findings.problems().empty()) {
-        return fail("--te-precision-config-file", "{}", findings.problems().front().rule);
+        return arguments_.fail("--te-precision-config-file", "{}", findings.problems().front().rule);
       }
     }
     if (fp8) {
@@ -355,16 +257,19 @@ class Importer {
 
   Status check_pair(string_view format, const std::vector<string_view>& formats, string_view recipe,
                     string_view recipes) {
-    if (given(format).has_value() != given(recipe).has_value()) {
-      const string_view have = given(format) ? format : recipe;
-      return fail(have, "needs {} as well (give both or neither)", given(format) ? recipe : format);
+    if (arguments_.given(format).has_value() != arguments_.given(recipe).has_value()) {
+      const string_view have = arguments_.given(format) ? format : recipe;
+      return arguments_.fail(have, "needs {} as well (give both or neither)",
+                             arguments_.given(format) ? recipe : format);
     }
-    if (given(format) && std::find(formats.begin(), formats.end(), *given(format)) == formats.end()) {
-      return fail(format, "must be {}, is '{}'", fmt::join(formats, " or "), printable(*given(format)));
+    if (arguments_.given(format) &&
+        std::find(formats.begin(), formats.end(), *arguments_.given(format)) == formats.end()) {
+      return arguments_.fail(format, "must be {}, is '{}'", fmt::join(formats, " or "),
+                             printable_ascii(*arguments_.given(format)));
     }
-    if (given(recipe) && *given(recipe) != recipes) {
-      return fail(recipe, "must be {}, is '{}' (no other scaling exists here)", recipes,
-                  printable(*given(recipe)));
+    if (arguments_.given(recipe) && *arguments_.given(recipe) != recipes) {
+      return arguments_.fail(recipe, "must be {}, is '{}' (no other scaling exists here)", recipes,
+                             printable_ascii(*arguments_.given(recipe)));
     }
     return absl::OkStatus();
   }
@@ -400,12 +305,13 @@ class Importer {
   Status import_layers(PrecisionPart& precision) {
     constexpr const char* kStart = "--num-layers-at-start-in-bf16";
     constexpr const char* kEnd = "--num-layers-at-end-in-bf16";
-    const bool asked = given("--first-last-layers-bf16").has_value();
+    const bool asked = arguments_.given("--first-last-layers-bf16").has_value();
     const auto read = [&](const char* flag, LayerShare& share) -> Status {
-      const auto text = given(flag);
+      const auto text = arguments_.given(flag);
       const auto count = text ? parse_integer(*text) : std::optional<int64_t>(asked ? 1 : 0);
       if (!count || *count < 0 || *count > 1'000'000) {
-        return fail(flag, "must be a number of layers, is '{}'", printable(text.value_or("")));
+        return arguments_.fail(flag, "must be a number of layers, is '{}'",
+                               printable_ascii(text.value_or("")));
       }
       share = {false, static_cast<double>(*count)};
       return absl::OkStatus();
@@ -423,20 +329,17 @@ class Importer {
 
   Status import_patterns(PrecisionPart& precision) {
     for (const char* flag : {"--extra-high-precision-layers-hf", "--extra-high-precision-layers-megatron"}) {
-      const auto found = arguments_.find(flag);
-      if (found == arguments_.end()) {
-        continue;
-      }
-      for (const ShellWord& value : found->second.values) {
+      for (const std::string& value : arguments_.values(flag)) {
         // One quoted value may hold several patterns.
-        string_view rest = value.text;
+        string_view rest = value;
         while (!rest.empty()) {
           const size_t end = std::min(rest.find_first_of(" \t\n"), rest.size());
           const std::string pattern(rest.substr(0, end));
           rest.remove_prefix(std::min(end + 1, rest.size()));
           if (pattern.find_first_of("*?[") != std::string::npos) {
-            return fail(flag, "'{}': patterns there are plain parts of names, which never hold * ? or [",
-                        printable(pattern));
+            return arguments_.fail(flag,
+                                   "'{}': patterns there are plain parts of names, which never hold * ? or [",
+                                   printable_ascii(pattern));
           }
           auto& patterns = precision.high_precision;
           if (!pattern.empty() && std::find(patterns.begin(), patterns.end(), pattern) == patterns.end()) {
@@ -452,7 +355,7 @@ class Importer {
     precision.from_environment = true;
     Findings findings;
     std::vector<std::string> notes;
-    resolve_environment(environment_, precision, findings, notes);
+    resolve_environment(arguments_.environment(), precision, findings, notes);
     if (!findings.problems().empty()) {
       return recipe_error("{}: {}", source_, findings.problems().front().rule);
     }
@@ -485,15 +388,11 @@ class Importer {
   }
 
   bool has_key(string_view key, string_view flag) const {
-    return key == "reward.type" ? given(flag) == "dapo" : given(flag).has_value();
+    return key == "reward.type" ? arguments_.given(flag) == "dapo" : arguments_.given(flag).has_value();
   }
 
-  static constexpr size_t kMinSpelled = 10;
-
+  MilesArguments arguments_;
   string_view source_;
-  std::map<std::string, Argument, std::less<>> arguments_;
-  Environment environment_;
-  std::vector<std::string> unknown_;
   Tree tree_;
   MilesImport result_;
 };
@@ -502,7 +401,8 @@ class Importer {
 
 StatusOr<MilesImport> import_miles_args(string_view text, string_view source) {
   ACCORD_ASSIGN_OR_RETURN(const std::vector<ShellWord> words, split_shell_words(text, source));
-  return Importer(source).run(words);
+  ACCORD_ASSIGN_OR_RETURN(MilesArguments arguments, MilesArguments::read(words, source));
+  return Importer(std::move(arguments), source).run();
 }
 
 }  // namespace accord::recipe

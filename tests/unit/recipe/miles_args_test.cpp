@@ -139,3 +139,29 @@ TEST_CASE("keys that a launcher leaves open are named") {
   CHECK(contains(*named, "data.train.path"));
   CHECK(contains(*named, "reward.type"));
 }
+
+TEST_CASE("evaluation, reference and pool sizes of a launcher become keys") {
+  const Imported run =
+      imported(kCommon +
+               "--use-kl-loss --kl-loss-coef 0.001 --kl-loss-type low_var_kl --use-rollout-routing-replay\n"
+               "--eval-prompt-data aime /data/aime.jsonl math '/data/m.jsonl@[0:100]' --eval-interval 20 "
+               "--n-samples-per-eval-prompt 16\n"
+               "--global-batch-size 128 --actor-num-nodes 1 --actor-num-gpus-per-node 4 "
+               "--rollout-num-gpus 4 --rollout-stop '</s>' 'a \"b\"'\n");
+  CHECK(run.recipe.algorithm.reference_kl);
+  CHECK(run.recipe.algorithm.kl_coefficient == 0.001);
+  CHECK(run.recipe.algorithm.kl_estimator == KlEstimator::kLowVariance);
+  CHECK(run.recipe.algorithm.routing_replay);
+  REQUIRE(run.recipe.data.eval.size() == 2);
+  CHECK(run.recipe.data.eval[1].name == "math");
+  CHECK(run.recipe.data.eval[1].path == "/data/m.jsonl@[0:100]");
+  CHECK(run.recipe.data.eval[1].every == 20);
+  CHECK(run.recipe.data.eval[1].samples == 16);
+  CHECK(run.recipe.trainer.updates_per_step == 2);
+  CHECK(run.recipe.trainer.workers == 4);
+  CHECK(run.recipe.rollout.workers == 4);
+  CHECK(run.recipe.rollout.stop == std::vector<std::string>{"</s>", "a \"b\""});
+  CHECK(contains(error_of(kCommon + "--global-batch-size 100\n"), "256 samples"));
+  CHECK(contains(error_of(kCommon + "--eval-prompt-data aime\n"), "pairs"));
+  CHECK(contains(error_of(kCommon + "--use-kl-loss --kl-loss-type k4\n"), "low_var_kl"));
+}
