@@ -195,6 +195,10 @@ class Importer {
     }
     ACCORD_ASSIGN_OR_RETURN(const auto every, count("--eval-interval"));
     ACCORD_ASSIGN_OR_RETURN(const auto samples, count("--n-samples-per-eval-prompt"));
+    if (sets.empty() && (every || samples)) {
+      result_.notes.emplace_back(
+          "--eval-interval, --n-samples-per-eval-prompt: nothing without --eval-prompt-data");
+    }
     if (!sets.empty() && !every) {
       result_.notes.emplace_back(
           "--eval-prompt-data: there nothing is evaluated without --eval-interval; here it is");
