@@ -2,7 +2,6 @@
 // A Hugging Face checkpoint directory, read and written: config.json, generation_config.json, tokenizer files
 // and the weights, whose names and shapes are those of parameter_specs(config).
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -73,21 +72,14 @@ struct HfWriteOptions {
   std::string tokenizer_dir;  // tokenizer files are copied from here, if given
 };
 
-// Returns all values of one parameter; they must stay valid until the next call.
-using Bf16Provider = std::function<StatusOr<std::span<const BF16>>(const ParamSpec& parameter)>;
-
-// Writes a directory that transformers loads: weights in bfloat16, a normalized config.json, and what
-// `options` names. config.json comes last, so that a directory which has one is complete.
-Status write_hf_checkpoint(const std::string& dir, const HfConfig& config, const Bf16Provider& provide,
-                           const HfWriteOptions& options = {});
-
-// The same for weights that are produced piece by piece, as `tensors` says (quantized ones included).
-// `config_json` is written as it is.
+// Writes a directory that transformers loads: weights as `tensors` says (quantized ones included), produced
+// piece by piece in that order, the two JSON files as they are, and what `options` names. config.json comes
+// last, so that a directory which has one is complete.
 Status write_hf_directory(const std::string& dir, std::string_view config_json,
                           std::string_view generation_config_json, const std::vector<TensorSpec>& tensors,
                           const TensorProducer& produce, const HfWriteOptions& options = {});
 
-// What write_hf_checkpoint writes as config.json (without quantization_config) and generation_config.json.
+// config.json (without quantization_config) and generation_config.json of an unquantized checkpoint.
 StatusOr<std::string> config_json_to_write(const HfConfig& config, const std::string& path);
 std::string generation_config_json_to_write(const HfConfig& config);
 
