@@ -1,6 +1,8 @@
 // accord plan: what a recipe means, without reading a weight's values or starting a process.
 #include "precision/plan.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -22,6 +24,7 @@
 #include "recipe/recipe.hpp"
 #include "reward/reward.hpp"
 #include "rpc/identity.hpp"
+#include "rpc/reward_client.hpp"
 #include "text/chat_template.hpp"
 #include "trainer/shards.hpp"
 #include "weights/manifest.hpp"
@@ -101,7 +104,13 @@ void check_surroundings(DryRun& run) {
     refuse_unless_ok(bytes.status(), run.refused);
     run.memory.reference = bytes.value_or(0);
   }
-  if (recipe.reward.type != "external") {  // already refused
+  if (recipe.reward.external) {
+    refuse_unless_ok(rpc::check_reward(recipe.reward, /*allow_exec=*/true), run.refused);
+    if (!recipe.reward.external->command.empty()) {
+      run.warnings.push_back(fmt::format("a run executes '{}': it needs --allow-exec",
+                                         fmt::join(recipe.reward.external->command, " ")));
+    }
+  } else {
     const Status scorer = reward::make_scorer(recipe.reward.type).status();
     refuse_unless_ok(scorer.ok() ? scorer : annotate(scorer, "reward.type"), run.refused);
   }

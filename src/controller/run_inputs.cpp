@@ -17,8 +17,10 @@ text::OnBad to_text(recipe::OnBad policy) {
   return policy == recipe::OnBad::kSkip ? text::OnBad::kSkip : text::OnBad::kFail;
 }
 
+bool is_external(const recipe::Recipe& recipe) { return recipe.reward.external.has_value(); }
+
 // Labels that no answer can match would make every reward the same: they are found before anything starts.
-Status check_labels(const text::Dataset& data, const std::string& path, const reward::Scorer& scorer) {
+Status check_labels(const text::Dataset& data, const std::string& path, const reward::BatchScorer& scorer) {
   for (int64_t i = 0; i < data.size(); ++i) {
     if (const Status status = scorer.check_label(data.at(i).label); !status.ok()) {
       return annotate(status, fmt::format("{}:{}", path, data.line(i)));
@@ -30,7 +32,9 @@ Status check_labels(const text::Dataset& data, const std::string& path, const re
 StatusOr<std::unique_ptr<text::Dataset>> load_data(const text::DatasetOptions& options,
                                                    const RunInputs& inputs, const text::ChatTemplate& chat) {
   ACCORD_ASSIGN_OR_RETURN(text::Dataset data, text::Dataset::load(options, *inputs.tokenizer, chat));
-  ACCORD_RETURN_IF_ERROR(check_labels(data, options.path, *inputs.scorer));
+  if (inputs.scorer) {
+    ACCORD_RETURN_IF_ERROR(check_labels(data, options.path, *inputs.scorer));
+  }
   return std::make_unique<text::Dataset>(std::move(data));
 }
 
@@ -40,6 +44,7 @@ Status load_evals(const text::ChatTemplate& chat, RunInputs& inputs) {
     options.path = eval.path;
     options.prompt_key = eval.prompt_key;
     options.label_key = eval.label_key;
+    options.keep_records = is_external(inputs.recipe);
     options.max_prompt_tokens = inputs.recipe.rollout.max_prompt_tokens;
     options.on_bad_line_key = options.on_long_prompt_key = "";  // a held-out set is used whole or not at all
     EvalInput input{eval, nullptr};
@@ -152,11 +157,13 @@ StatusOr<std::unique_ptr<RunInputs>> load_run_inputs(const recipe::Recipe& recip
     inputs->plan.warnings.push_back(std::move(note));
   }
   ACCORD_ASSIGN_OR_RETURN(inputs->manifest, weights::build_manifest(inputs->config, inputs->plan));
-  StatusOr<std::unique_ptr<reward::Scorer>> scorer = reward::make_scorer(recipe.reward.type);
-  if (!scorer.ok()) {
-    return annotate(scorer.status(), "reward.type");
+  if (!is_external(recipe)) {
+    StatusOr<std::unique_ptr<reward::BatchScorer>> scorer = reward::make_batch_scorer(recipe.reward.type);
+    if (!scorer.ok()) {
+      return annotate(scorer.status(), "reward.type");
+    }
+    inputs->scorer = *std::move(scorer);
   }
-  inputs->scorer = *std::move(scorer);
   ACCORD_ASSIGN_OR_RETURN(inputs->tokenizer, text::Tokenizer::load(recipe.model.checkpoint));
   const StatusOr<text::ChatTemplate> resolved =
       text::ChatTemplate::resolve(recipe.data.chat_template, recipe.model.checkpoint);
@@ -169,6 +176,7 @@ StatusOr<std::unique_ptr<RunInputs>> load_run_inputs(const recipe::Recipe& recip
   train.path = recipe.data.train.path;
   train.prompt_key = recipe.data.train.prompt_key;
   train.label_key = recipe.data.train.label_key;
+  train.keep_records = is_external(recipe);
   train.max_prompt_tokens = recipe.rollout.max_prompt_tokens;
   train.on_bad_line_key = "data.train.on_bad_line";
   train.on_long_prompt_key = "data.train.on_long_prompt";

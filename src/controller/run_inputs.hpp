@@ -10,7 +10,7 @@
 #include "controller/worker.hpp"
 #include "precision/plan.hpp"
 #include "recipe/recipe.hpp"
-#include "reward/reward.hpp"
+#include "reward/batch_scorer.hpp"
 #include "text/chat_template.hpp"
 #include "text/dataset.hpp"
 #include "text/epoch_sampler.hpp"
@@ -33,9 +33,9 @@ struct RunInputs {
   std::unique_ptr<text::Tokenizer> tokenizer;
   std::unique_ptr<text::Dataset> train;
   std::vector<EvalInput> evals;
-  std::vector<SftSample> sft;  // empty: no warm start
-  std::unique_ptr<reward::Scorer> scorer;
-  std::vector<int32_t> stop_tokens;  // the model's and the tokenizer's end-of-text ids
+  std::vector<SftSample> sft;                   // empty: no warm start
+  std::unique_ptr<reward::BatchScorer> scorer;  // null for an external reward until the process gives one
+  std::vector<int32_t> stop_tokens;             // the model's and the tokenizer's end-of-text ids
 };
 
 StatusOr<std::unique_ptr<RunInputs>> load_run_inputs(const recipe::Recipe& recipe);

@@ -10,6 +10,7 @@
 #include "controller/evaluation.hpp"
 #include "controller/recorded_steps.hpp"
 #include "controller/rollout_phase.hpp"
+#include "controller/sample_rewards.hpp"
 #include "controller/samples_file.hpp"
 #include "controller/step_metrics.hpp"
 #include "controller/trainer_pool.hpp"
@@ -64,8 +65,7 @@ struct StepLoop::Impl {
   Status evaluate(uint64_t step, bool due_only, Metrics& metrics);
   Status commit(uint64_t step, const Metrics& metrics);
   StatusOr<std::vector<ScoredSample>> roll_out_and_score(uint64_t step, std::span<const Prompt> prompts,
-                                                         std::span<const std::string> texts,
-                                                         Metrics& metrics);
+                                                         std::span<const int64_t> records, Metrics& metrics);
   StatusOr<std::vector<ScoredSample>> recorded_samples(uint64_t step, Metrics& metrics) const;
   void describe_samples(std::span<const ScoredSample> samples, Metrics& metrics) const;
   std::string holder_of(const ScoredSample& sample, uint64_t step) const;
@@ -220,14 +220,16 @@ Status StepLoop::Impl::step(uint64_t step) {
   Metrics metrics;
   std::vector<Prompt> prompts;
   std::vector<std::string> texts;
+  std::vector<int64_t> records;  // of the prompts
   for (const uint64_t drawn : prompts_order.next(static_cast<uint64_t>(recipe.rollout.prompts_per_step))) {
     const auto index = static_cast<int64_t>(drawn);
+    records.push_back(index);
     prompts.push_back(inputs.train->at(index));
     texts.push_back(inputs.train->text(index));
   }
   ACCORD_ASSIGN_OR_RETURN(
       const std::vector<ScoredSample> samples,
-      train_only ? recorded_samples(step, metrics) : roll_out_and_score(step, prompts, texts, metrics));
+      train_only ? recorded_samples(step, metrics) : roll_out_and_score(step, prompts, records, metrics));
   if (!train_only) {
     if (const std::string warning = reward_watch.observe(samples, prompts, texts); !warning.empty()) {
       state.warn(warning);
@@ -294,7 +296,7 @@ StatusOr<std::vector<ScoredSample>> StepLoop::Impl::recorded_samples(uint64_t st
 
 StatusOr<std::vector<ScoredSample>> StepLoop::Impl::roll_out_and_score(uint64_t step,
                                                                        std::span<const Prompt> prompts,
-                                                                       std::span<const std::string> texts,
+                                                                       std::span<const int64_t> records,
                                                                        Metrics& metrics) {
   state.set_phase("rollout");
   const auto rollout_begin = Clock::now();
@@ -310,20 +312,23 @@ StatusOr<std::vector<ScoredSample>> StepLoop::Impl::roll_out_and_score(uint64_t 
 
   state.set_phase("reward");
   const auto reward_begin = Clock::now();
+  ACCORD_ASSIGN_OR_RETURN(std::vector<reward::Reward> rewards,
+                          score_samples(inputs, *inputs.train, "train", step, rolled, records));
+  metrics.merge(failure_metrics(inputs, "rollout/", rewards));
+  if (const double share =
+          metrics.contains("rollout/reward_failures") ? metrics["rollout/reward_failures"] : 0.0;
+      share > 0.0) {
+    state.warn(fmt::format("step {}: no score came for {} of the samples; they have reward.failure_score",
+                           step, share));
+  }
   std::vector<ScoredSample> samples;
   samples.reserve(rolled.size());
   double tokens = 0.0;
-  for (RolledSample& sample : rolled) {
-    tokens += sample.summary.response_length;
-    const reward::Score score =
-        inputs.scorer->score(sample.summary.response_text, prompts[sample.prompt].label);
-    if (!std::isfinite(score.score)) {
-      return data_error("reward {}: score {} for prompt {} ('{}'), sample {}", recipe.reward.type,
-                        score.score, sample.summary.key.prompt_id, texts[sample.prompt],
-                        sample.summary.key.sample_index);
-    }
-    const double penalty = penalty_of(sample.summary);
-    samples.push_back({std::move(sample), score.score + penalty, penalty, score.pred.value_or("")});
+  for (size_t i = 0; i < rolled.size(); ++i) {
+    tokens += rolled[i].summary.response_length;
+    const double penalty = penalty_of(rolled[i].summary);
+    samples.push_back({std::move(rolled[i]), rewards[i].score + penalty, penalty,
+                       rewards[i].pred.value_or(""), std::move(rewards[i].extra), rewards[i].failed});
   }
   describe_samples(samples, metrics);
   metrics["rollout/tokens_per_second"] = tokens / rollout_seconds;

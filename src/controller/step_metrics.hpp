@@ -13,6 +13,8 @@ struct ScoredSample {
   double reward = 0.0;   // the scorer's, with the penalty for overlong responses
   double penalty = 0.0;  // that part of the reward; 0 or less
   std::string pred;      // what the scorer took for the answer; empty: none
+  std::string extra{};   // JSON object of an external scorer; empty: none
+  bool failed = false;   // no score came: the reward is reward.failure_score's
 };
 
 // rollout/reward_mean, reward_std (population), response_length_mean, response_length_max,

@@ -302,6 +302,20 @@ void emit_deadlines_and_debug(const DeadlinesPart& deadlines, const DebugPart& d
   e.close();
 }
 
+void emit_external_reward(const ExternalReward& external, Emitter& e) {
+  e.texts("command", external.command);
+  e.optional_text("address", external.address);
+  e.whole("batch_size", external.batch_size);
+  e.whole("deadline_s", external.deadline_s);
+  e.whole("retries", external.retries);
+  e.choice("on_failure", external.on_failure);
+  if (external.failure_score) {
+    e.number("failure_score", *external.failure_score);
+  } else {
+    e.plain("failure_score", "null");
+  }
+}
+
 }  // namespace
 
 std::string quoted_yaml(std::string_view text) { return quoted_scalar(text); }
@@ -329,6 +343,9 @@ std::string to_yaml(const Recipe& recipe) {
   emit_data(recipe.data, e);
   e.open("reward");
   e.text("type", recipe.reward.type);
+  if (recipe.reward.external) {
+    emit_external_reward(*recipe.reward.external, e);
+  }
   e.close();
   emit_rollout(recipe.rollout, e);
   emit_trainer(recipe.trainer, e);

@@ -28,8 +28,6 @@ constexpr NotBuilt kNotBuilt[] = {
      "reading Parquet", "JSONL"},
     {"sft.path", [](const Recipe& r) { return r.sft.has_value() && is_parquet(r.sft->path); },
      "reading Parquet", "JSONL"},
-    {"reward.type", [](const Recipe& r) { return r.reward.type == "external"; }, "an external reward",
-     "a built-in reward"},
     {"rollout.device", [](const Recipe& r) { return r.rollout.device == DeviceChoice::kCuda; },
      "rollout on CUDA", "auto or cpu"},
     {"trainer.device", [](const Recipe& r) { return r.trainer.device == DeviceChoice::kCuda; },

@@ -18,6 +18,7 @@
 namespace accord::recipe {
 
 enum class OnBad : uint8_t { kFail, kSkip };
+enum class OnFailure : uint8_t { kFail, kScore };
 enum class DeviceChoice : uint8_t { kAuto, kCpu, kCuda };
 enum class Schedule : uint8_t { kConstant, kLinear, kCosine };
 enum class AdvantageKind : uint8_t { kStd, kMean, kLeaveOneOut };
@@ -79,8 +80,23 @@ struct DataPart {
   bool operator==(const DataPart&) const = default;
 };
 
+inline constexpr std::string_view kExternalReward = "external";
+
+// reward.type external: another program scores.
+struct ExternalReward {
+  std::vector<std::string> command;    // argv of a process; or
+  std::optional<std::string> address;  // HOST:PORT of a RewardService (proto/accord/v1/reward.proto)
+  int64_t batch_size = 16;             // samples of one request
+  int64_t deadline_s = 60;             // of one attempt at one batch
+  int64_t retries = 2;
+  OnFailure on_failure = OnFailure::kFail;
+  std::optional<double> failure_score;  // with kScore
+  bool operator==(const ExternalReward&) const = default;
+};
+
 struct RewardPart {
-  std::string type;  // a name of reward/reward.hpp
+  std::string type;  // a name of reward/reward.hpp, or external
+  std::optional<ExternalReward> external;
   bool operator==(const RewardPart&) const = default;
 };
 

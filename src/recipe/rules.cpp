@@ -17,6 +17,7 @@ class Rules {
   void check() {
     check_run();
     check_data();
+    check_reward();
     check_rollout();
     check_trainer();
     check_algorithm();
@@ -58,6 +59,35 @@ class Rules {
       if (!name.empty() && !names.insert(name).second) {
         fail(path, fmt::format("'{}' is taken by an earlier evaluation set (rename one)", name));
       }
+    }
+  }
+
+  void check_reward() {
+    if (!r_.reward.external) {
+      return;
+    }
+    const ExternalReward& external = *r_.reward.external;
+    if (external.command.empty() == !external.address.has_value()) {
+      fail("reward",
+           "type external needs either 'command' (a list: program and arguments) or 'address' "
+           "(HOST:PORT of a RewardService)");
+    }
+    if (external.address) {
+      const size_t colon = external.address->rfind(':');
+      const std::string port = colon == std::string::npos ? "" : external.address->substr(colon + 1);
+      const bool digits =
+          !port.empty() && port.size() <= 5 &&
+          std::all_of(port.begin(), port.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+      if (colon == 0 || !digits || std::stoi(port) < 1 || std::stoi(port) > 65535) {
+        fail("reward.address", fmt::format("must be HOST:PORT, is '{}'", *external.address));
+      }
+    }
+    const bool scores = external.on_failure == OnFailure::kScore;
+    if (scores && !external.failure_score) {
+      fail("reward.failure_score",
+           "must be given with on_failure: score (the score of a sample that got none)");
+    } else if (!scores && external.failure_score) {
+      fail("reward.failure_score", "does nothing with on_failure: fail (remove it, or choose score)");
     }
   }
 

@@ -103,9 +103,24 @@ void read_data(MapReader map, const RolloutPart& rollout, DataPart& data) {
   map.finish();
 }
 
+void read_external_reward(MapReader& map, ExternalReward& external) {
+  map.text_list("command", external.command);
+  map.optional_text("address", external.address);
+  map.integer("batch_size", external.batch_size, 1, 1'000'000);
+  map.integer("deadline_s", external.deadline_s, 1, kMaxSeconds);
+  map.integer("retries", external.retries, 0, 1000);
+  map.choice("on_failure", external.on_failure);
+  if (const Node* score = map.raw("failure_score"); score != nullptr && score->kind != Node::Kind::kNull) {
+    map.real("failure_score", external.failure_score.emplace(), {-1e30, 1e30});
+  }
+}
+
 void read_reward(MapReader map, RewardPart& reward) {
   map.require("type", "such as math_dapo");
   map.text("type", reward.type);
+  if (reward.type == kExternalReward) {
+    read_external_reward(map, reward.external.emplace());
+  }
   map.finish();
 }
 

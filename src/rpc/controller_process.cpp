@@ -16,6 +16,7 @@
 #include "controller/run_inputs.hpp"
 #include "controller/step_loop.hpp"
 #include "rpc/control_server.hpp"
+#include "rpc/reward_client.hpp"
 #include "rpc/worker_client.hpp"
 
 namespace accord::rpc {
@@ -192,6 +193,7 @@ Status run_controller(const ControllerOptions& options) {
         "--resume: debug.mode rollout_only saves nothing to resume from; to sample from a checkpoint, set "
         "model.checkpoint to its hf directory, and another run.dir");
   }
+  ACCORD_RETURN_IF_ERROR(check_reward(recipe.reward, options.allow_exec));
   ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<controller::RunInputs> inputs,
                           controller::load_run_inputs(recipe));
   ACCORD_RETURN_IF_ERROR(check_loopback(recipe.monitor.listen));
@@ -237,6 +239,12 @@ Status run_controller(const ControllerOptions& options) {
     state.warn("precision plan: " + warning);
   }
 
+  if (!train_only) {
+    ACCORD_ASSIGN_OR_RETURN(
+        inputs->scorer,
+        make_scorer(recipe.reward, {options.allow_exec, directory.file("logs/reward.log"), &state.waits()},
+                    canceller));
+  }
   controller::LocalProcesses processes;
   if (options.local_workers) {
     ACCORD_RETURN_IF_ERROR(start_local_workers(members, server->address(), directory, processes));

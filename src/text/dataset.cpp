@@ -23,6 +23,8 @@ std::string DatasetReport::summary() const {
 
 const std::string& Dataset::text(int64_t index) const { return texts_[text_of_[static_cast<size_t>(index)]]; }
 
+const PromptRecord& Dataset::record(int64_t index) const { return records_[static_cast<size_t>(index)]; }
+
 class DatasetBuilder {
  public:
   DatasetBuilder(const DatasetOptions& options, const Tokenizer& tokenizer, const ChatTemplate& chat)
@@ -65,6 +67,9 @@ class DatasetBuilder {
     }
     data_.report_.max_tokens = std::max(data_.report_.max_tokens, static_cast<int64_t>(tokens.size()));
     data_.lines_.push_back(line.number);
+    if (options_.keep_records) {
+      data_.records_.push_back(std::move(record->source));
+    }
     data_.prompts_.push_back(Prompt{line.record, std::move(tokens), std::move(record->label)});
     return absl::OkStatus();
   }
@@ -93,6 +98,7 @@ class DatasetBuilder {
   struct Record {
     std::string text;
     std::string label;
+    PromptRecord source;
   };
 
   StatusOr<Record> read(std::string_view line) const {
@@ -112,6 +118,10 @@ class DatasetBuilder {
     Record record;
     ACCORD_ASSIGN_OR_RETURN(record.text, render_prompt(*source, chat_));
     ACCORD_ASSIGN_OR_RETURN(record.label, parse_label(json, options_.label_key));
+    if (options_.keep_records) {
+      record.source = {messages_json(*source),
+                       other_members(json, {options_.prompt_key, options_.label_key})};
+    }
     return record;
   }
 

@@ -22,6 +22,7 @@ struct DatasetOptions {
   std::string prompt_key = "prompt";
   std::string label_key = "label";
   int64_t max_prompt_tokens = 0;  // 0: no limit
+  bool keep_records = false;      // what record() gives
   OnBad on_bad_line = OnBad::kFail;
   OnBad on_long_prompt = OnBad::kFail;  // a prompt of more than max_prompt_tokens
   // What the user sets to skip instead, for error messages; empty: nothing can be set.
@@ -41,6 +42,12 @@ struct DatasetReport {
   std::string summary() const;  // one line
 };
 
+// A record as it stands in the file, for scorers that look at more than the label.
+struct PromptRecord {
+  std::string messages;  // JSON: [{"role", "content"}...]; a plain text is one user message
+  std::string metadata;  // JSON: the object without prompt and label
+};
+
 class Dataset {
  public:
   // A data error names file:line and the reason. Also errors: no records, and none left after skipping.
@@ -55,15 +62,17 @@ class Dataset {
     return prompts_[static_cast<size_t>(index)];
   }                                                                                 // id: index in the file
   int64_t line(int64_t index) const { return lines_[static_cast<size_t>(index)]; }  // of the file, from 1
-  const std::string& text(int64_t index) const;  // the prompt as it was tokenized
+  const std::string& text(int64_t index) const;     // the prompt as it was tokenized
+  const PromptRecord& record(int64_t index) const;  // only with keep_records
   const DatasetReport& report() const { return report_; }
 
  private:
   friend class DatasetBuilder;
   std::vector<Prompt> prompts_;
   std::vector<int64_t> lines_;
-  std::vector<std::string> texts_;  // distinct ones
-  std::vector<uint32_t> text_of_;   // prompt -> its text
+  std::vector<PromptRecord> records_;  // empty without keep_records
+  std::vector<std::string> texts_;     // distinct ones
+  std::vector<uint32_t> text_of_;      // prompt -> its text
   DatasetReport report_;
 };
 

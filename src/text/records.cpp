@@ -1,5 +1,6 @@
 #include "text/records.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -88,6 +89,31 @@ StatusOr<std::string> render_prompt(const PromptSource& prompt, const ChatTempla
     return chat.render_text(*text);
   }
   return chat.render(std::get<std::vector<Message>>(prompt));
+}
+
+std::string messages_json(const PromptSource& prompt) {
+  Json list = Json::array();
+  const auto add = [&](const std::string& role, const std::string& content) {
+    list.push_back({{"role", role}, {"content", content}});
+  };
+  if (const auto* text = std::get_if<std::string>(&prompt)) {
+    add("user", *text);
+  } else {
+    for (const Message& message : std::get<std::vector<Message>>(prompt)) {
+      add(message.role, message.content);
+    }
+  }
+  return list.dump();
+}
+
+std::string other_members(const Json& record, const std::vector<std::string>& left_out) {
+  Json others = Json::object();
+  for (const auto& [name, value] : record.items()) {
+    if (std::find(left_out.begin(), left_out.end(), name) == left_out.end()) {
+      others[name] = value;
+    }
+  }
+  return others.dump();
 }
 
 Status for_each_line(std::string_view content, const std::function<Status(const Line&)>& visit) {

@@ -24,6 +24,10 @@ StatusOr<std::string> parse_label(const Json& record, const std::string& key);
 
 StatusOr<std::string> render_prompt(const PromptSource& prompt, const ChatTemplate& chat);
 
+// For scorers: the messages as a JSON list (a text is one user message), and an object without some members.
+std::string messages_json(const PromptSource& prompt);
+std::string other_members(const Json& record, const std::vector<std::string>& left_out);
+
 struct Line {
   int64_t number = 0;   // from 1
   uint64_t record = 0;  // from 0; blank lines are not records

@@ -232,9 +232,21 @@ TEST_CASE("a share of layers is rounded up") {
   CHECK((LayerShare{false, 99.0}.resolve(48)) == 48);
 }
 
+TEST_CASE("an external reward says who scores and what a failure counts") {
+  CHECK(load_set({"reward={type: external, command: [scorer, -v]}"}).reward.external->retries == 2);
+  CHECK(set_error("reward={type: external}").find("needs either 'command'") != std::string::npos);
+  CHECK(set_error("reward={type: external, command: [a], address: \"b:1\"}").find("needs either") !=
+        std::string::npos);
+  CHECK(set_error("reward={type: external, address: b}").find("must be HOST:PORT") != std::string::npos);
+  CHECK(set_error("reward={type: external, command: [a], on_failure: score}").find("must be given") !=
+        std::string::npos);
+  CHECK(set_error("reward={type: external, command: [a], failure_score: 1.0}").find("does nothing") !=
+        std::string::npos);
+  CHECK(set_error("reward={type: exact, command: [a]}").find("unknown") != std::string::npos);
+}
+
 TEST_CASE("features that are not built yet are refused and located") {
   const std::vector<std::string> asked = {
-      "reward.type=external",
       "data.train.path=train.parquet",
       "data.eval=[{name: e, path: eval.parquet}]",
       "sft={path: sft.parquet, steps: 1}",
