@@ -10,6 +10,9 @@
 namespace accord::reward {
 namespace {
 
+// The end of a process's standard error follows; it is in its log already.
+std::string_view first_line(std::string_view message) { return message.substr(0, message.find('\n')); }
+
 class ExternalScorer : public BatchScorer {
  public:
   ExternalScorer(std::unique_ptr<Transport> transport, const ExternalOptions& options)
@@ -78,7 +81,8 @@ class ExternalScorer : public BatchScorer {
       if (absl::IsCancelled(last)) {
         return annotate(last, "rewards of " + name);
       }
-      log::warn("rewards of {}: attempt {} of {} failed: {}", name, attempt, attempts, message_of(last));
+      log::warn("rewards of {}: attempt {} of {} failed: {}", name, attempt, attempts,
+                first_line(message_of(last)));
       if (attempt < attempts) {
         std::this_thread::sleep_for(pause);
         pause = std::min(2 * pause, kMaxPause);
@@ -121,7 +125,7 @@ StatusOr<std::unique_ptr<BatchScorer>> make_external_scorer(std::unique_ptr<Tran
                                                             const ExternalOptions& options) {
   auto scorer = std::make_unique<ExternalScorer>(std::move(transport), options);
   ACCORD_RETURN_IF_ERROR(scorer->start());
-  return scorer;
+  return std::unique_ptr<BatchScorer>(std::move(scorer));
 }
 
 }  // namespace accord::reward

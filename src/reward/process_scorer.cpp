@@ -179,12 +179,11 @@ class ProcessTransport : public Transport {
       tail = child_->error_tail();
       child_.reset();
     }
-    const std::string where = options_.log_path.empty() ? "above" : "in " + options_.log_path;
-    return annotate(
-        make_error(rewards.status().code(), exit_code(rewards.status()),
-                   fmt::format("{}; its standard error ({}) {}{}", message_of(rewards.status()), where,
-                               tail.empty() ? "has nothing to show" : "ends with:\n", tail)),
-        name());
+    const std::string where = options_.log_path.empty() ? "above" : options_.log_path;
+    return annotate(make_error(rewards.status().code(), exit_code(rewards.status()),
+                               fmt::format("{} (its standard error: {}){}{}", message_of(rewards.status()),
+                                           where, tail.empty() ? "" : "\n", tail)),
+                    name());
   }
 
  private:
@@ -206,7 +205,7 @@ class ProcessTransport : public Transport {
     std::array<char, 256> buffer;
     const ssize_t got = read(child_->output(), buffer.data(), buffer.size());
     if (got > 0) {
-      return data_error("after its last reply it wrote what nobody asked for: '{}'",
+      return data_error("it wrote what nobody asked for, outside of a batch: '{}'",
                         printable(std::string_view(buffer.data(), static_cast<size_t>(got))));
     }
     if (got == 0) {

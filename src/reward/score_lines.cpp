@@ -18,7 +18,7 @@ StatusOr<Reward> read_reply(const Json& reply, uint64_t id) {
   bool has_score = false;
   for (const auto& [name, value] : reply.items()) {
     if (name == "id") {
-      has_id = value.is_number_integer() && value == id;
+      has_id = value.is_number_unsigned() && value.get<uint64_t>() == id;
       if (!has_id) {
         return data_error("a reply to id {} was due, not to {} (one reply per request, in their order)", id,
                           printable(dump(value)));

@@ -276,6 +276,7 @@ Status run_controller(const ControllerOptions& options) {
                     "kept (continue with --resume). {}",
                     lost, state.snapshot().phase, state.snapshot().step, message_of(how)));
   }
+  inputs->scorer.reset();  // a scorer process ends with the loop
   if (!result.ok()) {
     state.set_phase("failed");
   }
