@@ -307,6 +307,7 @@ void emit_external_reward(const ExternalReward& external, Emitter& e) {
   e.optional_text("address", external.address);
   e.whole("batch_size", external.batch_size);
   e.whole("deadline_s", external.deadline_s);
+  e.whole("total_deadline_s", external.total_deadline_s);
   e.whole("retries", external.retries);
   e.choice("on_failure", external.on_failure);
   if (external.failure_score) {

@@ -88,6 +88,7 @@ struct ExternalReward {
   std::optional<std::string> address;  // HOST:PORT of a RewardService (proto/accord/v1/reward.proto)
   int64_t batch_size = 16;             // samples of one request
   int64_t deadline_s = 60;             // of one attempt at one batch
+  int64_t total_deadline_s = 3600;     // of all batches of a step
   int64_t retries = 2;
   OnFailure on_failure = OnFailure::kFail;
   std::optional<double> failure_score;  // with kScore

@@ -108,6 +108,7 @@ void read_external_reward(MapReader& map, ExternalReward& external) {
   map.optional_text("address", external.address);
   map.integer("batch_size", external.batch_size, 1, 1'000'000);
   map.integer("deadline_s", external.deadline_s, 1, kMaxSeconds);
+  map.integer("total_deadline_s", external.total_deadline_s, 1, kMaxSeconds);
   map.integer("retries", external.retries, 0, 1000);
   map.choice("on_failure", external.on_failure);
   if (const Node* score = map.raw("failure_score"); score != nullptr && score->kind != Node::Kind::kNull) {

@@ -44,7 +44,7 @@ class BatchScorer {
   // Whether the label can be scored against; a data error that says why not otherwise.
   virtual Status check_label(std::string_view label) const = 0;
 
-  // One reward per request, in their order. To be called from one thread at a time, always the same one.
+  // One reward per request, in their order. To be called from one thread at a time.
   virtual StatusOr<std::vector<Reward>> score(std::span<const ScoreRequest> requests) = 0;
 
   // Whether it may give failed rewards in place of an error.

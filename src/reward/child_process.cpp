@@ -1,6 +1,7 @@
 #include "reward/child_process.hpp"
 
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -10,8 +11,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -20,22 +19,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int64_t kTail = 2000;  // bytes of its log that an error shows
 constexpr auto kPoll = 5ms;
 constexpr int kExecFailed = 127;
-
-struct Pipe {
-  Fd read;
-  Fd write;
-};
-
-StatusOr<Pipe> make_pipe() {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) {
-    return unavailable_error("cannot make a pipe: {}", std::strerror(errno));
-  }
-  return Pipe{Fd(ends[0]), Fd(ends[1])};
-}
+constexpr int kManyFiles = 65536;
 
 bool can_execute(const std::string& path) {
   struct stat status {};
@@ -54,23 +40,38 @@ struct Launch {
   int failure;  // takes errno if it does not get to exec
 };
 
+// fork() without the handlers of libraries, which are not safe between fork and exec.
+pid_t plain_fork() {
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 34)
+  return _Fork();
+#else
+  return fork();
+#endif
+}
+
 // In the child's group: ends the group once nobody holds the other end of `life`. A grandchild that nobody
-// waits for, so that the scorer itself has no child that it does not know.
-void leave_watcher(int life) {
+// waits for, so that the scorer itself has no child that it does not know. False: it cannot be made.
+bool leave_watcher(int life) {
   const pid_t group = getpid();
-  const pid_t between = fork();
+  const pid_t between = plain_fork();
   if (between < 0) {
-    return;
+    return false;
   }
   if (between > 0) {
-    waitpid(between, nullptr, 0);
-    return;
+    int status = 0;
+    while (waitpid(between, &status, 0) < 0 && errno == EINTR) {
+    }
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
   }
-  if (fork() != 0) {
-    _exit(0);
+  if (const pid_t watcher = plain_fork(); watcher != 0) {
+    _exit(watcher > 0 ? 0 : 1);
   }
   dup2(life, 0);
-  close_range(1, ~0U, 0);
+  if (close_range(1, ~0U, 0) != 0) {  // before Linux 5.9
+    for (int fd = 1; fd < kManyFiles; ++fd) {
+      close(fd);
+    }
+  }
   char byte = 0;
   while (read(0, &byte, 1) < 0 && errno == EINTR) {
   }
@@ -80,13 +81,17 @@ void leave_watcher(int life) {
 
 [[noreturn]] void run_child(const Launch& launch) {
   setpgid(0, 0);
-  leave_watcher(launch.life);
+  const bool watched = leave_watcher(launch.life);
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  signal(SIGPIPE, SIG_DFL);
-  if (dup2(launch.input, STDIN_FILENO) >= 0 && dup2(launch.output, STDOUT_FILENO) >= 0 &&
+  for (const int ignored : {SIGPIPE, SIGINT, SIGTERM, SIGHUP}) {
+    signal(ignored, SIG_DFL);
+  }
+  errno = EAGAIN;
+  if (watched && dup2(launch.input, STDIN_FILENO) >= 0 && dup2(launch.output, STDOUT_FILENO) >= 0 &&
       (launch.error == STDERR_FILENO || dup2(launch.error, STDERR_FILENO) >= 0)) {
+    close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);  // also what others left open
     execve(launch.program, launch.argv, launch.environment);
   }
   const int error = errno;
@@ -103,20 +108,6 @@ std::string describe_end(int wait_status) {
 }
 
 }  // namespace
-
-Fd& Fd::operator=(Fd&& other) noexcept {
-  reset();
-  fd_ = other.release();
-  return *this;
-}
-
-int Fd::release() { return std::exchange(fd_, -1); }
-
-void Fd::reset() {
-  if (fd_ >= 0) {
-    close(std::exchange(fd_, -1));
-  }
-}
 
 StatusOr<std::string> ChildProcess::find_program(const std::string& name) {
   if (name.find('/') != std::string::npos) {
@@ -147,23 +138,18 @@ StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::start(const std::vector<st
   ACCORD_ASSIGN_OR_RETURN(Pipe life, make_pipe());
   ACCORD_ASSIGN_OR_RETURN(Pipe failure, make_pipe());
   std::unique_ptr<ChildProcess> child(new ChildProcess);
-  Fd log;
   if (!log_path.empty()) {
-    log = Fd(open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-    if (log.get() < 0) {
-      return io_error("{}: {}", log_path, std::strerror(errno));
-    }
-    child->log_path_ = log_path;
-    child->log_begin_ = lseek(log.get(), 0, SEEK_END);
+    ACCORD_ASSIGN_OR_RETURN(child->log_, ErrorLog::open(log_path));
   }
   std::vector<char*> words;
   for (const std::string& word : argv) {
     words.push_back(const_cast<char*>(word.c_str()));  // execve writes to nothing
   }
   words.push_back(nullptr);
-  const Launch launch{program.c_str(),  words.data(),       environ,
-                      input.read.get(), output.write.get(), log.get() >= 0 ? log.get() : STDERR_FILENO,
-                      life.read.get(),  failure.write.get()};
+  const Launch launch{
+      program.c_str(),  words.data(),       environ,
+      input.read.get(), output.write.get(), child->log_ ? child->log_->child_end() : STDERR_FILENO,
+      life.read.get(),  failure.write.get()};
   const pid_t pid = fork();
   if (pid < 0) {
     return unavailable_error("cannot start '{}': {}", program, std::strerror(errno));
@@ -174,6 +160,9 @@ StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::start(const std::vector<st
   setpgid(pid, pid);  // whoever comes first
   child->pid_ = pid;
   failure.write.reset();
+  if (child->log_) {
+    child->log_->started();
+  }
   int error = 0;
   ssize_t got = 0;
   do {
@@ -199,9 +188,23 @@ void ChildProcess::kill_group() {
   }
   kill(-pid_, SIGKILL);
   kill(pid_, SIGKILL);
-  while (waitpid(pid_, &wait_status_, 0) < 0 && errno == EINTR) {
+  // All of the group that are children of this process: as the first process of a container it also inherits
+  // the scorer's orphans.
+  bool reaped = false;
+  int status = 0;
+  pid_t got = 0;
+  while ((got = waitpid(-pid_, &status, 0)) > 0 || (got < 0 && errno == EINTR)) {
+    if (got == pid_) {
+      wait_status_ = status;
+      reaped = true;
+    }
+  }
+  while (!reaped && waitpid(pid_, &wait_status_, 0) < 0 && errno == EINTR) {  // it left its group
   }
   ended_ = true;
+  if (log_) {
+    log_->finish();
+  }
 }
 
 std::string ChildProcess::wait_end(std::chrono::milliseconds grace) {
@@ -219,22 +222,6 @@ std::string ChildProcess::wait_end(std::chrono::milliseconds grace) {
   return describe_end(wait_status_);
 }
 
-std::string ChildProcess::error_tail() const {
-  std::ifstream file(log_path_, std::ios::binary | std::ios::ate);
-  if (!file) {
-    return "";
-  }
-  const auto size = static_cast<int64_t>(file.tellg());
-  const int64_t begin = std::max(log_begin_, size - kTail);
-  file.seekg(begin);
-  std::string tail{std::istreambuf_iterator<char>(file), {}};
-  if (begin > log_begin_) {
-    tail.erase(0, tail.find('\n') + 1);  // whole lines only
-  }
-  while (tail.ends_with('\n')) {
-    tail.pop_back();
-  }
-  return tail;
-}
+std::string ChildProcess::error_tail() const { return log_ && ended_ ? log_->tail() : ""; }
 
 }  // namespace accord::reward

@@ -13,6 +13,8 @@ namespace {
 // The end of a process's standard error follows; it is in its log already.
 std::string_view first_line(std::string_view message) { return message.substr(0, message.find('\n')); }
 
+constexpr std::chrono::milliseconds kCancelPoll{100};
+
 class ExternalScorer : public BatchScorer {
  public:
   ExternalScorer(std::unique_ptr<Transport> transport, const ExternalOptions& options)
@@ -28,6 +30,7 @@ class ExternalScorer : public BatchScorer {
 
   StatusOr<std::vector<Reward>> score(std::span<const ScoreRequest> requests) override {
     std::vector<Reward> rewards(requests.size());
+    const Deadline total = Deadline::after(options_.total_deadline);
     const auto size = static_cast<size_t>(options_.batch_size);
     const size_t batches = (requests.size() + size - 1) / size;
     std::vector<Status> results(batches, absl::OkStatus());
@@ -37,7 +40,8 @@ class ExternalScorer : public BatchScorer {
       for (size_t b = next++; b < batches && !failed; b = next++) {
         const size_t begin = b * size;
         const size_t count = std::min(size, requests.size() - begin);
-        results[b] = score_batch(requests.subspan(begin, count), std::span(rewards).subspan(begin, count));
+        results[b] =
+            score_batch(requests.subspan(begin, count), std::span(rewards).subspan(begin, count), total);
         if (!results[b].ok()) {
           failed = true;
         }
@@ -46,7 +50,7 @@ class ExternalScorer : public BatchScorer {
     const auto workers =
         std::min<size_t>(batches, static_cast<size_t>(std::max(1, transport_->concurrency())));
     if (workers <= 1) {
-      work();  // on this thread: a scorer process dies with the thread that started it
+      work();
     } else {
       std::vector<std::thread> threads;
       for (size_t i = 0; i < workers; ++i) {
@@ -63,16 +67,26 @@ class ExternalScorer : public BatchScorer {
   }
 
  private:
-  Status score_batch(std::span<const ScoreRequest> batch, std::span<Reward> rewards) {
+  Status score_batch(std::span<const ScoreRequest> batch, std::span<Reward> rewards, const Deadline& total) {
     const ScoreRequest& first = batch.front();
     const std::string name =
         fmt::format("{} samples of {} in step {}, the first of prompt {} with index {}", batch.size(),
                     first.set, first.step, first.prompt_id, first.sample_index);
     const int64_t attempts = options_.retries + 1;
     std::chrono::milliseconds pause = options_.pause;
-    Status last = absl::OkStatus();
-    for (int64_t attempt = 1; attempt <= attempts; ++attempt) {
-      StatusOr<std::vector<Reward>> scored = try_once(batch, name);
+    Status last =
+        unavailable_error("not asked for: the time for all batches is over (reward.total_deadline_s)");
+    int64_t made = 0;
+    while (made < attempts && !total.expired()) {
+      if (made > 0) {
+        sleep(total.within(pause));
+        pause = std::min(2 * pause, kMaxPause);
+      }
+      if (is_cancelled()) {
+        return annotate(cancelled_error(), "rewards of " + name);
+      }
+      ++made;
+      StatusOr<std::vector<Reward>> scored = try_once(batch, name, total);
       if (scored.ok()) {
         std::move(scored->begin(), scored->end(), rewards.begin());
         return absl::OkStatus();
@@ -81,27 +95,35 @@ class ExternalScorer : public BatchScorer {
       if (absl::IsCancelled(last)) {
         return annotate(last, "rewards of " + name);
       }
-      log::warn("rewards of {}: attempt {} of {} failed: {}", name, attempt, attempts,
+      log::warn("rewards of {}: attempt {} of {} failed: {}", name, made, attempts,
                 first_line(message_of(last)));
-      if (attempt < attempts) {
-        std::this_thread::sleep_for(pause);
-        pause = std::min(2 * pause, kMaxPause);
-      }
     }
     if (!options_.failure_score) {
-      return annotate(last, fmt::format("rewards of {}: all {} attempts failed (reward.retries, "
-                                        "reward.deadline_s, reward.on_failure decide about it); the last",
-                                        name, attempts));
+      return annotate(last,
+                      fmt::format("rewards of {}: {} of {} attempts failed (reward.retries, deadline_s, "
+                                  "total_deadline_s and on_failure decide about it); the last",
+                                  name, made, attempts));
     }
-    log::warn("rewards of {}: they count as failed and score {}", name, *options_.failure_score);
+    log::warn("rewards of {}: they count as failed and score {}: {}", name, *options_.failure_score,
+              first_line(message_of(last)));
     for (Reward& reward : rewards) {
       reward = {*options_.failure_score, std::nullopt, "", true};
     }
     return absl::OkStatus();
   }
 
-  StatusOr<std::vector<Reward>> try_once(std::span<const ScoreRequest> batch, const std::string& name) {
-    const Wait wait(options_.waits, "rewards of " + name, Deadline::after(options_.deadline));
+  bool is_cancelled() const { return options_.cancelled && options_.cancelled(); }
+
+  // Until then, or until nobody waits any more.
+  void sleep(const Deadline& until) const {
+    while (!until.expired() && !is_cancelled()) {
+      std::this_thread::sleep_for(std::min(until.remaining() + std::chrono::milliseconds(1), kCancelPoll));
+    }
+  }
+
+  StatusOr<std::vector<Reward>> try_once(std::span<const ScoreRequest> batch, const std::string& name,
+                                         const Deadline& total) {
+    const Wait wait(options_.waits, "rewards of " + name, total.within(options_.deadline));
     ACCORD_ASSIGN_OR_RETURN(std::vector<Reward> rewards, transport_->attempt(batch, wait.deadline()));
     if (rewards.size() != batch.size()) {
       return data_error("the scorer gave {} replies to {} samples", rewards.size(), batch.size());
@@ -120,6 +142,10 @@ class ExternalScorer : public BatchScorer {
 };
 
 }  // namespace
+
+Status cancelled_error() {
+  return make_error(absl::StatusCode::kCancelled, ExitCode::kUnavailable, "cancelled: the run ends");
+}
 
 StatusOr<std::unique_ptr<BatchScorer>> make_external_scorer(std::unique_ptr<Transport> transport,
                                                             const ExternalOptions& options) {

@@ -3,18 +3,22 @@
 // what both have in common:
 //
 //   samples -> batches of batch_size -> an attempt, with a deadline -> again, up to `retries` times
-//                                                                   -> on_failure: an error, or failed
-//                                                                   rewards
+//           -> on_failure: an error, or failed rewards
 //
 // A batch counts as a whole or not at all: one reply that is missing, superfluous, out of order or not a
 // finite number fails the attempt. The order of rewards is the order of samples, whatever batches do.
 #include <chrono>
+#include <functional>
 #include <memory>
 
 #include "base/deadline.hpp"
 #include "reward/batch_scorer.hpp"
 
 namespace accord::reward {
+
+// Whether nobody waits for the result any more: the run is lost. Called from any thread.
+using Cancelled = std::function<bool()>;
+Status cancelled_error();
 
 // How one batch reaches the other program.
 class Transport {
@@ -35,11 +39,13 @@ class Transport {
 
 struct ExternalOptions {
   int64_t batch_size = 16;
-  std::chrono::milliseconds deadline{60'000};  // of one attempt
-  int64_t retries = 2;                         // attempts after the first
-  std::optional<double> failure_score;         // none: a batch whose attempts all failed is an error
-  std::chrono::milliseconds pause{200};        // before the second attempt; doubles, up to kMaxPause
-  WaitList* waits = nullptr;                   // where status sees what is waited for; may be null
+  std::chrono::milliseconds deadline{60'000};           // of one attempt
+  std::chrono::milliseconds total_deadline{3'600'000};  // of one score(): what is not scored by then failed
+  int64_t retries = 2;                                  // attempts after the first
+  std::optional<double> failure_score;                  // none: a batch whose attempts all failed is an error
+  std::chrono::milliseconds pause{200};                 // before the second attempt; doubles, up to kMaxPause
+  Cancelled cancelled;                                  // ends everything; may be empty
+  WaitList* waits = nullptr;                            // where status sees what is waited for; may be null
 };
 inline constexpr std::chrono::milliseconds kMaxPause{5'000};
 

@@ -23,6 +23,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kLeaveGrace = 2s;      // to end after its stdin ended
 constexpr auto kReapGrace = 500ms;    // to become reapable after its pipes broke
+constexpr auto kCancelPoll = 200ms;   // between two looks whether anyone still waits for the result
 constexpr size_t kMaxLine = 1 << 20;  // bytes of one reply
 
 // While it lives, writing to a pipe that nobody reads is an error of write(), not a signal to this process.
@@ -52,8 +53,9 @@ class NoSigpipe {
 // One batch on its way through the pipes.
 class Exchange {
  public:
-  Exchange(ChildProcess& child, std::span<const ScoreRequest> batch, uint64_t first_id)
-      : child_(child), count_(batch.size()), first_id_(first_id) {
+  Exchange(ChildProcess& child, std::span<const ScoreRequest> batch, uint64_t first_id,
+           const Cancelled& cancelled)
+      : child_(child), count_(batch.size()), first_id_(first_id), cancelled_(cancelled) {
     for (size_t i = 0; i < count_; ++i) {
       outgoing_ += request_line(batch[i], first_id + i, i, count_);
     }
@@ -71,8 +73,14 @@ class Exchange {
       }
       std::array<pollfd, 2> fds{
           {{child_.output(), POLLIN, 0}, {sent_ < outgoing_.size() ? child_.input() : -1, POLLOUT, 0}}};
-      const auto patience = std::min<int64_t>(deadline.remaining().count() + 1, 60'000);
-      if (poll(fds.data(), fds.size(), static_cast<int>(patience)) < 0 && errno != EINTR) {
+      if (cancelled_ && cancelled_()) {
+        return cancelled_error();
+      }
+      const auto patience = std::min<int64_t>(deadline.remaining().count() + 1, kCancelPoll.count());
+      if (poll(fds.data(), fds.size(), static_cast<int>(patience)) < 0) {
+        if (errno == EINTR) {
+          continue;
+        }
         return internal_error("poll: {}", std::strerror(errno));
       }
       if (fds[0].revents != 0) {
@@ -111,7 +119,7 @@ class Exchange {
     }
     incoming_.append(buffer.data(), static_cast<size_t>(got));
     size_t begin = 0;
-    for (size_t end = incoming_.find('\n'); end != std::string::npos && replies_.size() < count_;
+    for (size_t end = incoming_.find('\n', searched_); end != std::string::npos && replies_.size() < count_;
          end = incoming_.find('\n', begin)) {
       ACCORD_ASSIGN_OR_RETURN(
           Reward reward,
@@ -120,6 +128,7 @@ class Exchange {
       begin = end + 1;
     }
     incoming_.erase(0, begin);
+    searched_ = incoming_.size();
     if (incoming_.size() > kMaxLine) {
       return data_error("it wrote a line of more than {} bytes: '{}'", kMaxLine,
                         printable(std::string_view(incoming_).substr(0, kMaxLine)));
@@ -139,6 +148,8 @@ class Exchange {
   std::string outgoing_;
   size_t sent_ = 0;
   std::string incoming_;
+  size_t searched_ = 0;  // of incoming_: no line ends before
+  const Cancelled& cancelled_;
   std::vector<Reward> replies_;
 };
 
@@ -194,7 +205,7 @@ class ProcessTransport : public Transport {
     }
     const uint64_t first = next_id_;
     next_id_ += batch.size();
-    return Exchange(*child_, batch, first).run(deadline);
+    return Exchange(*child_, batch, first, options_.cancelled).run(deadline);
   }
 
   // Between batches a scorer has nothing to say. One that ended meanwhile is started again.
@@ -217,7 +228,9 @@ class ProcessTransport : public Transport {
     return absl::OkStatus();
   }
 
-  std::string name() const { return fmt::format("reward scorer '{}'", fmt::join(options_.command, " ")); }
+  std::string name() const {
+    return fmt::format("reward scorer '{}'", printable(fmt::format("{}", fmt::join(options_.command, " "))));
+  }
 
   const ProcessOptions options_;
   std::unique_ptr<ChildProcess> child_;

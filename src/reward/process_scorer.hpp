@@ -12,7 +12,8 @@ namespace accord::reward {
 
 struct ProcessOptions {
   std::vector<std::string> command;  // argv; no shell
-  std::string log_path;              // of its stderr, appended; empty: this process's stderr
+  std::string log_path;              // of its stderr, appended (error_log.hpp); empty: this process's stderr
+  Cancelled cancelled;               // ends an attempt; may be empty
 };
 
 std::unique_ptr<Transport> make_process_transport(const ProcessOptions& options);

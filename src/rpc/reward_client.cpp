@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "accord/v1/reward.grpc.pb.h"
+#include "base/strict_json.hpp"
 #include "reward/child_process.hpp"
 #include "reward/process_scorer.hpp"
 #include "reward/score_lines.hpp"
@@ -30,12 +31,23 @@ void fill(const reward::ScoreRequest& from, v1::RewardSample& to) {
   to.set_truncated(from.truncated);
 }
 
+// Without the pings of make_channel: servers of other programs close connections that ping more often than
+// they like. The deadline of each call finds a peer that is gone.
+std::shared_ptr<grpc::Channel> make_reward_channel(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
+  arguments.SetMaxSendMessageSize(-1);  // what a server takes is its own choice
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
 class RewardClient : public reward::Transport {
  public:
   RewardClient(const std::string& address, Canceller& canceller)
       : name_("reward server " + address),
         canceller_(canceller),
-        stub_(v1::RewardService::NewStub(make_channel(address))) {}
+        stub_(v1::RewardService::NewStub(make_reward_channel(address))) {}
 
   Status start(const Deadline& deadline) override {
     const Status status = attempt({}, deadline).status();
@@ -65,10 +77,10 @@ class RewardClient : public reward::Transport {
 
  private:
   Status error_of(const grpc::Status& status) const {
+    if (canceller_.cancelled()) {
+      return annotate(reward::cancelled_error(), name_);
+    }
     switch (status.error_code()) {
-      case grpc::StatusCode::CANCELLED:
-        return make_error(absl::StatusCode::kCancelled, ExitCode::kUnavailable,
-                          fmt::format("{}: cancelled", name_));
       case grpc::StatusCode::DEADLINE_EXCEEDED:
         return unavailable_error("{}: no reply in time (reward.deadline_s): {}", name_,
                                  status.error_message());
@@ -76,7 +88,8 @@ class RewardClient : public reward::Transport {
         return unavailable_error("{}: does not offer accord.v1.RewardService ({})", name_,
                                  status.error_message());
       default:
-        return unavailable_error("{}: {}", name_, status.error_message());
+        return unavailable_error("{}: status {}: {}", name_, static_cast<int>(status.error_code()),
+                                 printable(status.error_message()));
     }
   }
 
@@ -143,10 +156,13 @@ StatusOr<std::unique_ptr<reward::BatchScorer>> make_scorer(const recipe::RewardP
   external_options.deadline = std::chrono::seconds(external.deadline_s);
   external_options.retries = external.retries;
   external_options.failure_score = external.failure_score;
+  external_options.total_deadline = std::chrono::seconds(external.total_deadline_s);
+  external_options.cancelled = [&canceller] { return canceller.cancelled(); };
   external_options.waits = options.waits;
   return reward::make_external_scorer(
-      external.address ? make_reward_transport(*external.address, canceller)
-                       : reward::make_process_transport({external.command, options.log_path}),
+      external.address
+          ? make_reward_transport(*external.address, canceller)
+          : reward::make_process_transport({external.command, options.log_path, external_options.cancelled}),
       external_options);
 }
 

@@ -57,10 +57,10 @@ debug: {dump_batches: true, corrupt_rollout: {rank: 2, version: 1, byte: 77}}
 
 TEST_CASE("an external reward loads back to an equal one") {
   const std::string rest = "run: {name: t}\nmodel: {checkpoint: m}\ndata: {train: {path: p}}\n";
-  for (const char* reward :
-       {"reward: {type: external, command: [python3, \"a b\"], batch_size: 3, deadline_s: 4, retries: 0, "
-        "on_failure: score, failure_score: -0.5}\n",
-        "reward: {type: external, address: \"localhost:80\"}\n"}) {
+  for (const char* reward : {"reward: {type: external, command: [python3, \"a b\"], batch_size: 3, "
+                             "deadline_s: 4, total_deadline_s: 9, retries: 0, "
+                             "on_failure: score, failure_score: -0.5}\n",
+                             "reward: {type: external, address: \"localhost:80\"}\n"}) {
     const Recipe recipe = parsed(rest + reward);
     REQUIRE(recipe.reward.external.has_value());
     CHECK(parsed(to_yaml(recipe)) == recipe);

@@ -1,8 +1,11 @@
 // Scorer processes that answer, hang, crash, babble and are slow: shell scripts, one each.
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -12,6 +15,7 @@
 #include <string>
 #include <thread>
 
+#include "reward/error_log.hpp"
 #include "reward/process_scorer.hpp"
 #include "reward/score_lines.hpp"
 #include "support/catch.hpp"
@@ -60,7 +64,8 @@ ExternalOptions quick(int64_t batch, int64_t retries) {
 
 StatusOr<std::unique_ptr<BatchScorer>> scorer_of(const std::vector<std::string>& command,
                                                  const Scratch& scratch, const ExternalOptions& options) {
-  return make_external_scorer(make_process_transport({command, scratch.file("reward.log")}), options);
+  return make_external_scorer(
+      make_process_transport({command, scratch.file("reward.log"), options.cancelled}), options);
 }
 
 // Responses 0, 1, 2...
@@ -325,6 +330,124 @@ TEST_CASE("a scorer ends with its owner") {
     CHECK(alive(pid));
   }
   CHECK(gone_soon(pid));
+}
+
+TEST_CASE("what a scorer started ends with it and nothing stays to be reaped") {
+  const Scratch scratch;
+  const std::string pids = scratch.file("pids");
+  auto scorer = scorer_of(python("import subprocess; p = subprocess.Popen(['sleep', '1000']); open('" + pids +
+                                 "', 'w').write(str(p.pid)); time.sleep(1000)"),
+                          scratch, [] {
+                            auto options = quick(1, 0);
+                            options.deadline = 2s;
+                            return options;
+                          }());
+  REQUIRE(scorer.ok());
+  Samples samples(1);
+  CHECK(exit_code((*scorer)->score(samples.requests).status()) == ExitCode::kUnavailable);
+  int pid = 0;
+  std::ifstream(pids) >> pid;
+  REQUIRE(pid > 0);
+  CHECK(gone_soon(pid));
+  CHECK(waitpid(-1, nullptr, WNOHANG) == -1);
+  CHECK(errno == ECHILD);
+}
+
+TEST_CASE("a scorer that floods its standard error does not stop or fill anything") {
+  const Scratch scratch;
+  auto scorer = scorer_of(python("sys.stderr.write((chr(120) * 999 + chr(10)) * 40000); reply(r, 1)"),
+                          scratch, quick(2, 0));
+  REQUIRE(scorer.ok());
+  Samples samples(2);
+  const auto rewards = (*scorer)->score(samples.requests);
+  INFO((rewards.ok() ? std::string() : std::string(message_of(rewards.status()))));
+  REQUIRE(rewards.ok());
+  scorer->reset();
+  uintmax_t kept = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(scratch.path)) {
+    CHECK(entry.file_size() <= static_cast<uintmax_t>(kMaxErrorLog));
+    kept += entry.file_size();
+  }
+  CHECK(kept > static_cast<uintmax_t>(kMaxErrorLog));
+}
+
+TEST_CASE("an error log keeps the newest output and its last lines") {
+  const Scratch scratch;
+  auto log = ErrorLog::open(scratch.file("log"), 1000);
+  REQUIRE(log.ok());
+  std::string all;
+  for (int i = 0; i < 300; ++i) {
+    const std::string line = "line " + std::to_string(i) + "\n";
+    all += line;
+    REQUIRE(write((*log)->child_end(), line.data(), line.size()) == static_cast<ssize_t>(line.size()));
+    if (i % 50 == 0) std::this_thread::sleep_for(5ms);
+  }
+  (*log)->finish();
+  CHECK((*log)->tail().size() <= 2000);
+  CHECK((*log)->tail().ends_with("line 298\nline 299"));
+  CHECK((*log)->tail().starts_with("line "));
+  const std::string newest = scratch.read("log.1") + scratch.read("log");
+  CHECK(all.ends_with(newest));
+  CHECK(!newest.empty());
+}
+
+TEST_CASE("a scorer gets only its three open files") {
+  const Scratch scratch;
+  const int left_open = open("/dev/null", O_RDONLY);  // not closed on exec
+  REQUIRE(left_open > 2);
+  auto scorer = scorer_of(python("reply(r, len(os.listdir('/proc/self/fd')))"), scratch, quick(1, 0));
+  close(left_open);
+  REQUIRE(scorer.ok());
+  Samples samples(1);
+  const auto rewards = (*scorer)->score(samples.requests);
+  REQUIRE(rewards.ok());
+  CHECK(rewards->front().score == 4);  // and the one of the listing
+}
+
+TEST_CASE("a run that is lost ends an attempt and the pause before the next") {
+  for (const bool hangs : {true, false}) {
+    const Scratch scratch;
+    std::atomic<bool> lost{false};
+    auto options = quick(4, 5);
+    options.deadline = 600s;
+    options.pause = 600s;
+    options.failure_score = 0.0;
+    options.cancelled = [&] { return lost.load(); };
+    auto scorer = scorer_of(python(hangs ? "time.sleep(1000)" : "sys.exit(1)"), scratch, options);
+    REQUIRE(scorer.ok());
+    std::thread loss([&] {
+      std::this_thread::sleep_for(500ms);
+      lost = true;
+    });
+    Samples samples(4);
+    CHECK(absl::IsCancelled((*scorer)->score(samples.requests).status()));
+    loss.join();
+  }
+}
+
+TEST_CASE("all batches together have a deadline") {
+  const Scratch scratch;
+  auto options = quick(1, 1000);
+  options.deadline = 600s;
+  options.total_deadline = 1s;
+  options.failure_score = -3.0;
+  auto scorer =
+      scorer_of(python("reply(r, 1) if r['response'] == '0' else time.sleep(1000)"), scratch, options);
+  REQUIRE(scorer.ok());
+  Samples samples(20);
+  const auto begin = std::chrono::steady_clock::now();
+  const auto rewards = (*scorer)->score(samples.requests);
+  CHECK(std::chrono::steady_clock::now() - begin < 60s);
+  REQUIRE(rewards.ok());
+  CHECK(rewards->front().score == 1.0);
+  for (size_t i = 1; i < 20; ++i) CHECK(((*rewards)[i] == Reward{-3.0, std::nullopt, "", true}));
+
+  options.failure_score.reset();
+  auto strict = scorer_of({"sleep", "1000"}, scratch, options);
+  REQUIRE(strict.ok());
+  const auto late = (*strict)->score(samples.requests);
+  CHECK(exit_code(late.status()) == ExitCode::kUnavailable);
+  CHECK(has(std::string(message_of(late.status())), "1 of 1001 attempts"));
 }
 
 TEST_CASE("a program that is not there is refused at the start") {
