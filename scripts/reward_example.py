@@ -5,7 +5,7 @@ In a recipe (the run then needs --allow-exec):
   reward: {type: external, command: [python3, scripts/reward_example.py], batch_size: 32, deadline_s: 30}
 
 By hand:
-  echo '{"id": 1, "response": "It is 34.", "label": "34"}' | scripts/reward_example.py
+  echo '{"id": 1, "response": "Answer: 34", "label": "34"}' | scripts/reward_example.py
 
 Standard output is for replies only: anything else there fails the batch. Messages go to standard error, which a run
 keeps in logs/reward.log. Standard library only.
@@ -16,11 +16,10 @@ import sys
 
 
 def score(request):
-    """1 if the last number of the response is the label; a tenth for any number at all."""
-    numbers = re.findall(r"-?\d+(?:\.\d+)?", request["response"])
-    if not numbers:
-        return 0.0, None
-    return (1.0 if numbers[-1] == request["label"] else 0.1), numbers[-1]
+    """1 if what stands after the last "Answer:" is the label, else -1: on plain numbers as math_dapo scores."""
+    answers = re.findall(r"(?i)answer\s*:\s*([^\n]+)", request["response"][-300:])
+    pred = answers[-1].strip(" $.") if answers else None
+    return (1.0 if pred == request["label"] else -1.0), pred
 
 
 def main():

@@ -1,4 +1,5 @@
 // accord score: rewards of recorded responses.
+#include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -7,20 +8,15 @@
 #include "base/log.hpp"
 #include "base/strict_json.hpp"
 #include "cli/commands.hpp"
+#include "cli/reward_options.hpp"
 #include "cli/text_io.hpp"
-#include "recipe/recipe.hpp"
-#include "reward/batch_scorer.hpp"
-#include "rpc/reward_client.hpp"
 #include "text/records.hpp"
 
 namespace accord::cli {
 namespace {
 
 struct Arguments {
-  std::string reward;
-  std::string recipe;
-  std::vector<std::string> overrides;
-  bool allow_exec = false;
+  RewardArguments reward;
   std::string input;
   std::string output;
 };
@@ -73,7 +69,7 @@ StatusOr<std::vector<Item>> read_items(const Arguments& arguments, const std::st
   ACCORD_RETURN_IF_ERROR(text::for_each_line(input, [&](const text::Line& line) -> Status {
     StatusOr<Item> item = read_item(line, scorer);
     Status status = item.status();
-    if (status.ok() && arguments.reward.empty()) {
+    if (status.ok() && wants_records(arguments.reward)) {
       status = read_prompt(*item);
     }
     if (!status.ok()) {
@@ -83,16 +79,6 @@ StatusOr<std::vector<Item>> read_items(const Arguments& arguments, const std::st
     return absl::OkStatus();
   }));
   return items;
-}
-
-StatusOr<std::unique_ptr<reward::BatchScorer>> scorer_of(const Arguments& arguments,
-                                                         rpc::Canceller& canceller) {
-  if (arguments.recipe.empty()) {
-    return reward::make_batch_scorer(arguments.reward);
-  }
-  ACCORD_ASSIGN_OR_RETURN(const recipe::Recipe recipe,
-                          recipe::load_recipe(arguments.recipe, arguments.overrides));
-  return rpc::make_scorer(recipe.reward, {arguments.allow_exec, "", nullptr}, canceller);
 }
 
 std::string scored_line(Item& item, const reward::Reward& reward) {
@@ -110,11 +96,13 @@ std::string scored_line(Item& item, const reward::Reward& reward) {
 
 Status score_file(const Arguments& arguments) {
   ACCORD_RETURN_IF_ERROR(refuse_same_file(arguments.input, arguments.output));
-  if (arguments.recipe.empty() == arguments.reward.empty()) {
-    return usage_error("give either --reward TYPE or --recipe FILE");
+  if (!arguments.reward.recipe.empty() && !wants_records(arguments.reward)) {
+    return usage_error("--recipe {} and --reward {}: one of them", arguments.reward.recipe,
+                       arguments.reward.type);
   }
   rpc::Canceller canceller;
-  ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<reward::BatchScorer> scorer, scorer_of(arguments, canceller));
+  ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<reward::BatchScorer> scorer,
+                          make_reward(arguments.reward, canceller));
   ACCORD_ASSIGN_OR_RETURN(const std::string input, read_input(arguments.input));
   ACCORD_ASSIGN_OR_RETURN(std::vector<Item> items, read_items(arguments, input, *scorer));
   std::vector<reward::ScoreRequest> requests;
@@ -132,17 +120,21 @@ Status score_file(const Arguments& arguments) {
   std::string output;
   double sum = 0.0;
   int64_t failed = 0;
+  int64_t scored = 0;
   for (size_t i = 0; i < items.size(); ++i) {
     output += scored_line(items[i], rewards[i]);
-    sum += rewards[i].score;
     failed += rewards[i].failed ? 1 : 0;
+    if (!std::isnan(rewards[i].score)) {
+      sum += rewards[i].score;
+      ++scored;
+    }
   }
   ACCORD_RETURN_IF_ERROR(write_output(arguments.output, output));
-  if (!items.empty()) {
-    log::info("{} lines, mean score {}", items.size(), sum / static_cast<double>(items.size()));
+  if (scored > 0) {
+    log::info("{} lines, mean score {}", items.size(), sum / static_cast<double>(scored));
   }
   if (failed > 0) {
-    log::warn("no score came for {} lines: they have reward.failure_score, and reward_failed", failed);
+    log::warn("no score came for {} lines: reward_failed says which", failed);
   }
   return absl::OkStatus();
 }
@@ -151,21 +143,18 @@ Status score_file(const Arguments& arguments) {
 
 void add_score(CLI::App& app, Action& action) {
   auto arguments = std::make_shared<Arguments>();
-  std::vector<std::string> names;
   std::string help = "How responses are scored:";
   for (const reward::ScorerType& type : reward::scorer_types()) {
-    names.emplace_back(type.name);
     help += fmt::format("\n  {}: {}", type.name, type.summary);
   }
   CLI::App* command = app.add_subcommand("score", "Add rewards to lines of {response, label}");
-  command->add_option("--reward", arguments->reward, help)->type_name("TYPE")->check(CLI::IsMember(names));
-  command->add_option("--recipe", arguments->recipe,
+  add_reward_options(*command, arguments->reward, help);
+  command->add_option("--recipe", arguments->reward.recipe,
                       "Score as this recipe's reward does, an external one too");
-  command->add_option("--set", arguments->overrides, "Override one key of the recipe (repeatable)")
+  command->add_option("--set", arguments->reward.overrides, "Override one key of the recipe (repeatable)")
       ->take_all()
       ->expected(1)
       ->type_name("KEY=VALUE");
-  command->add_flag("--allow-exec", arguments->allow_exec, "Let the recipe execute its reward.command");
   command->add_option("IN", arguments->input, "JSONL with {response, label}; - for standard input")
       ->required();
   command->add_option("OUT", arguments->output, "The same lines with score and pred; - for standard output")

@@ -1,5 +1,7 @@
 #include "controller/evaluation.hpp"
 
+#include <cmath>
+
 #include "base/log.hpp"
 #include "controller/rollout_phase.hpp"
 #include "controller/sample_rewards.hpp"
@@ -49,11 +51,15 @@ StatusOr<Metrics> evaluate_set(const RunInputs& inputs, const Pools& pools, size
 
   double passed = 0.0;
   double reward = 0.0;
+  double scored = 0.0;
   double length = 0.0;
   double truncated = 0.0;
   for (size_t i = 0; i < samples.size(); ++i) {
     passed += rewards[i].score > 0.0 && !rewards[i].failed ? 1.0 : 0.0;
-    reward += rewards[i].score;
+    if (!std::isnan(rewards[i].score)) {
+      reward += rewards[i].score;
+      scored += 1.0;
+    }
     length += samples[i].summary.response_length;
     truncated += samples[i].summary.truncated ? 1.0 : 0.0;
   }
@@ -63,9 +69,11 @@ StatusOr<Metrics> evaluate_set(const RunInputs& inputs, const Pools& pools, size
             prompts.size());
   Metrics metrics = failure_metrics(inputs, prefix, rewards);
   metrics.merge(Metrics{{prefix + "pass1", passed / count},
-                        {prefix + "reward_mean", reward / count},
                         {prefix + "response_length_mean", length / count},
                         {prefix + "truncated_fraction", truncated / count}});
+  if (scored > 0.0) {
+    metrics[prefix + "reward_mean"] = reward / scored;
+  }
   return metrics;
 }
 

@@ -32,7 +32,7 @@ StatusOr<std::vector<reward::Reward>> score_samples(const RunInputs& inputs, con
   }
   ACCORD_ASSIGN_OR_RETURN(std::vector<reward::Reward> rewards, inputs.scorer->score(requests));
   for (size_t i = 0; i < rewards.size(); ++i) {
-    if (!std::isfinite(rewards[i].score)) {
+    if (!std::isfinite(rewards[i].score) && !rewards[i].failed) {
       return data_error("reward {}: score {} for prompt {} ('{}'), sample {}", inputs.recipe.reward.type,
                         rewards[i].score, requests[i].prompt_id, requests[i].prompt,
                         requests[i].sample_index);

@@ -11,9 +11,9 @@
 
 namespace accord::controller {
 
-// One finite reward per sample, in their order. `set` names what they were drawn for ("train", an evaluation
-// set); `records[p]` is the index in `data` of the phase's prompt p. A score that is not finite is a data
-// error.
+// One reward per sample, in their order; finite, or NaN where it failed and has none. `set` names what they
+// were drawn for ("train", an evaluation set); `records[p]` is the index in `data` of the phase's prompt p. A
+// score that is not finite is a data error.
 StatusOr<std::vector<reward::Reward>> score_samples(const RunInputs& inputs, const text::Dataset& data,
                                                     const std::string& set, uint64_t step,
                                                     std::span<const RolledSample> samples,

@@ -92,7 +92,10 @@ Status StepLoop::Impl::run() {
     ACCORD_RETURN_IF_ERROR(annotate(step(done + 1), fmt::format("step {}", done + 1)));
     ++done;
     const Metrics m = state.snapshot().last->metrics;
-    progress.update(static_cast<int64_t>(done), fmt::format("reward {:.3f}", m.at("rollout/reward_mean")));
+    progress.update(static_cast<int64_t>(done),
+                    m.contains("rollout/reward_mean")
+                        ? fmt::format("reward {:.3f}", m.at("rollout/reward_mean"))
+                        : "no reward");
     const bool due =
         recipe.checkpoint.every > 0 && done % static_cast<uint64_t>(recipe.checkpoint.every) == 0;
     if (state.take_checkpoint_request() || due || done == last || state.stop_requested()) {
@@ -269,14 +272,15 @@ Status StepLoop::Impl::train(const TrainJob& job, Metrics& metrics) {
                           on_all_trainers(pools, [&](TrainerWorker& trainer) { return trainer.train(job); }));
   metrics.insert(trained.begin(), trained.end());
   metrics["time/train"] = seconds_since(begin);
-  if (recipe.algorithm.filter_zero_std) {
+  if (recipe.algorithm.filter_zero_std || recipe.reward.drops()) {
     metrics["train/samples"] = static_cast<double>(job.samples.size());
   }
   if (job.samples.empty()) {
-    state.warn(fmt::format(
-        "step {}: the rewards of each group are all equal, so that algorithm.filter_zero_std left no sample "
-        "to train on: the weights stay as they were",
-        job.step));
+    state.warn(
+        fmt::format("step {}: {} left no sample to train on: the weights stay as they were", job.step,
+                    recipe.reward.drops()
+                        ? "failed rewards (reward.on_failure: drop) and groups of equal rewards"
+                        : "the rewards of each group are all equal, so that algorithm.filter_zero_std"));
   } else if (const double equal = metrics.at("mismatch/equal_fraction"); !(equal == 1.0)) {
     state.warn(fmt::format(
         "step {}: only {} of the sampled tokens have the same log-prob, bit for bit, in rollout and "
@@ -318,8 +322,9 @@ StatusOr<std::vector<ScoredSample>> StepLoop::Impl::roll_out_and_score(uint64_t 
   if (const double share =
           metrics.contains("rollout/reward_failures") ? metrics["rollout/reward_failures"] : 0.0;
       share > 0.0) {
-    state.warn(fmt::format("step {}: no score came for {} of the samples; they have reward.failure_score",
-                           step, share));
+    state.warn(fmt::format(
+        "step {}: no score came for a share of {} of the samples; {}", step, share,
+        recipe.reward.drops() ? "their groups are not trained on" : "they have reward.failure_score"));
   }
   std::vector<ScoredSample> samples;
   samples.reserve(rolled.size());
@@ -366,6 +371,7 @@ TrainJob StepLoop::Impl::train_job(uint64_t step, std::span<const ScoredSample> 
   for (const ScoredSample& sample : samples) {
     rewards.push_back(sample.reward);
   }
+  const auto group_size = static_cast<size_t>(recipe.rollout.samples_per_prompt);
   std::vector<double> advantages(rewards.size());
   trainer::group_advantages(recipe.algorithm.advantage, rewards, recipe.rollout.samples_per_prompt,
                             advantages);
@@ -375,7 +381,7 @@ TrainJob StepLoop::Impl::train_job(uint64_t step, std::span<const ScoredSample> 
   if (recipe.algorithm.filter_zero_std) {
     chosen = trainer::samples_that_vary(rewards, recipe.rollout.samples_per_prompt);
   }
-  for (const size_t i : chosen) {
+  for (const size_t i : in_whole_groups(samples, chosen, group_size)) {
     const SampleSummary& summary = samples[i].rolled.summary;
     job.samples.push_back({summary.key, holder_of(samples[i], step),
                            summary.prompt_length + summary.response_length, summary.response_length,

@@ -314,7 +314,7 @@ StatusOr<Metrics> TrainerWorkerImpl::train_samples(const TrainJob& job) {
     version_.reset();
     ACCORD_ASSIGN_OR_RETURN(metrics, update(job, samples, mine, updates));
   }
-  if (recipe.trainer.updates_per_step > 1 || recipe.algorithm.filter_zero_std) {
+  if (recipe.trainer.updates_per_step > 1 || recipe.algorithm.filter_zero_std || recipe.reward.drops()) {
     metrics["train/updates"] = static_cast<double>(updates);
   }
   return metrics;

@@ -20,7 +20,8 @@ struct Names;  // Names<E>::table: std::array of {word, value}
   std::pair<std::string_view, decltype(value)> { word, value }
 
 ACCORD_NAMES(OnBad, ACCORD_NAME("fail", OnBad::kFail), ACCORD_NAME("skip", OnBad::kSkip));
-ACCORD_NAMES(OnFailure, ACCORD_NAME("fail", OnFailure::kFail), ACCORD_NAME("score", OnFailure::kScore));
+ACCORD_NAMES(OnFailure, ACCORD_NAME("fail", OnFailure::kFail), ACCORD_NAME("score", OnFailure::kScore),
+             ACCORD_NAME("drop", OnFailure::kDrop));
 ACCORD_NAMES(Dtype, ACCORD_NAME("bfloat16", Dtype::kBF16), ACCORD_NAME("float32", Dtype::kF32));
 ACCORD_NAMES(MlaForm, ACCORD_NAME("plain", MlaForm::kPlain), ACCORD_NAME("absorbed", MlaForm::kAbsorbed));
 ACCORD_NAMES(DeviceChoice, ACCORD_NAME("auto", DeviceChoice::kAuto), ACCORD_NAME("cpu", DeviceChoice::kCpu),

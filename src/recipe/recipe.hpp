@@ -18,7 +18,7 @@
 namespace accord::recipe {
 
 enum class OnBad : uint8_t { kFail, kSkip };
-enum class OnFailure : uint8_t { kFail, kScore };
+enum class OnFailure : uint8_t { kFail, kScore, kDrop };
 enum class DeviceChoice : uint8_t { kAuto, kCpu, kCuda };
 enum class Schedule : uint8_t { kConstant, kLinear, kCosine };
 enum class AdvantageKind : uint8_t { kStd, kMean, kLeaveOneOut };
@@ -92,12 +92,14 @@ struct ExternalReward {
   int64_t retries = 2;
   OnFailure on_failure = OnFailure::kFail;
   std::optional<double> failure_score;  // with kScore
+  bool drops() const { return on_failure == OnFailure::kDrop; }
   bool operator==(const ExternalReward&) const = default;
 };
 
 struct RewardPart {
   std::string type;  // a name of reward/reward.hpp, or external
   std::optional<ExternalReward> external;
+  bool drops() const { return external && external->drops(); }  // groups may be left out of the training
   bool operator==(const RewardPart&) const = default;
 };
 

@@ -87,7 +87,7 @@ class Rules {
       fail("reward.failure_score",
            "must be given with on_failure: score (the score of a sample that got none)");
     } else if (!scores && external.failure_score) {
-      fail("reward.failure_score", "does nothing with on_failure: fail (remove it, or choose score)");
+      fail("reward.failure_score", "is for on_failure: score only (remove it, or choose score)");
     }
   }
 

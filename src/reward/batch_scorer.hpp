@@ -33,7 +33,7 @@ struct Reward {
   double score = 0.0;
   std::optional<std::string> pred;  // the answer that was read out of the response
   std::string extra;                // a JSON object of the external scorer's; empty: none
-  bool failed = false;              // no score came: `score` is what the policy puts in its place
+  bool failed = false;  // no score came: `score` is what the policy puts in its place; NaN: nothing
   bool operator==(const Reward&) const = default;
 };
 
@@ -44,7 +44,7 @@ class BatchScorer {
   // Whether the label can be scored against; a data error that says why not otherwise.
   virtual Status check_label(std::string_view label) const = 0;
 
-  // One reward per request, in their order. To be called from one thread at a time.
+  // One reward per request, in their order; finite, unless it failed. To be called from one thread at a time.
   virtual StatusOr<std::vector<Reward>> score(std::span<const ScoreRequest> requests) = 0;
 
   // Whether it may give failed rewards in place of an error.

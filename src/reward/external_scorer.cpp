@@ -104,7 +104,10 @@ class ExternalScorer : public BatchScorer {
                                   "total_deadline_s and on_failure decide about it); the last",
                                   name, made, attempts));
     }
-    log::warn("rewards of {}: they count as failed and score {}: {}", name, *options_.failure_score,
+    log::warn("rewards of {}: they {}: {}", name,
+              std::isnan(*options_.failure_score)
+                  ? "have no score"
+                  : fmt::format("count as failed and score {}", *options_.failure_score),
               first_line(message_of(last)));
     for (Reward& reward : rewards) {
       reward = {*options_.failure_score, std::nullopt, "", true};

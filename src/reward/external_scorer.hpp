@@ -42,10 +42,11 @@ struct ExternalOptions {
   std::chrono::milliseconds deadline{60'000};           // of one attempt
   std::chrono::milliseconds total_deadline{3'600'000};  // of one score(): what is not scored by then failed
   int64_t retries = 2;                                  // attempts after the first
-  std::optional<double> failure_score;                  // none: a batch whose attempts all failed is an error
-  std::chrono::milliseconds pause{200};                 // before the second attempt; doubles, up to kMaxPause
-  Cancelled cancelled;                                  // ends everything; may be empty
-  WaitList* waits = nullptr;                            // where status sees what is waited for; may be null
+  // Of a batch whose attempts all failed; NaN: it has none. Not set: that is an error.
+  std::optional<double> failure_score;
+  std::chrono::milliseconds pause{200};  // before the second attempt; doubles, up to kMaxPause
+  Cancelled cancelled;                   // ends everything; may be empty
+  WaitList* waits = nullptr;             // where status sees what is waited for; may be null
 };
 inline constexpr std::chrono::milliseconds kMaxPause{5'000};
 

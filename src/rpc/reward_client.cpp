@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "accord/v1/reward.grpc.pb.h"
@@ -156,6 +157,9 @@ StatusOr<std::unique_ptr<reward::BatchScorer>> make_scorer(const recipe::RewardP
   external_options.deadline = std::chrono::seconds(external.deadline_s);
   external_options.retries = external.retries;
   external_options.failure_score = external.failure_score;
+  if (external.drops()) {
+    external_options.failure_score = std::numeric_limits<double>::quiet_NaN();
+  }
   external_options.total_deadline = std::chrono::seconds(external.total_deadline_s);
   external_options.cancelled = [&canceller] { return canceller.cancelled(); };
   external_options.waits = options.waits;

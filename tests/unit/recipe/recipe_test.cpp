@@ -240,8 +240,11 @@ TEST_CASE("an external reward says who scores and what a failure counts") {
   CHECK(set_error("reward={type: external, address: b}").find("must be HOST:PORT") != std::string::npos);
   CHECK(set_error("reward={type: external, command: [a], on_failure: score}").find("must be given") !=
         std::string::npos);
-  CHECK(set_error("reward={type: external, command: [a], failure_score: 1.0}").find("does nothing") !=
-        std::string::npos);
+  CHECK(set_error("reward={type: external, command: [a], failure_score: 1.0}")
+            .find("is for on_failure: score only") != std::string::npos);
+  CHECK(set_error("reward={type: external, command: [a], on_failure: drop, failure_score: 1.0}")
+            .find("is for on_failure: score only") != std::string::npos);
+  CHECK(load_set({"reward={type: external, command: [a], on_failure: drop}"}).reward.drops());
   CHECK(set_error("reward={type: exact, command: [a]}").find("unknown") != std::string::npos);
 }
 
