@@ -24,9 +24,9 @@ StatusOr<std::unique_ptr<reward::BatchScorer>> make_reward(const RewardArguments
     return reward::make_batch_scorer(arguments.type);
   }
   if (arguments.recipe.empty()) {
-    return usage_error(arguments.type.empty()
-                           ? "give --reward TYPE, or --recipe FILE to score as that recipe does"
-                           : "--reward external: give --recipe FILE, whose reward says who scores");
+    return usage_error("{}", arguments.type.empty()
+                                 ? "give --reward TYPE, or --recipe FILE to score as that recipe does"
+                                 : "--reward external: give --recipe FILE, whose reward says who scores");
   }
   ACCORD_ASSIGN_OR_RETURN(const recipe::Recipe recipe,
                           recipe::load_recipe(arguments.recipe, arguments.overrides));

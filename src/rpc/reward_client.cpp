@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -103,6 +104,10 @@ class RewardClient : public reward::Transport {
       if (value.index() != rewards.size()) {
         return data_error("reward {} of its reply is for sample {} (one per sample, in their order)",
                           rewards.size(), value.index());
+      }
+      if (!std::isfinite(value.score())) {
+        return data_error("reward {} of its reply is {}; it must be a finite number", value.index(),
+                          value.score());
       }
       const Status extra = reward::check_extra(value.extra_json());
       if (!extra.ok()) {
