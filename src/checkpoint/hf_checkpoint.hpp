@@ -42,6 +42,8 @@ class HfCheckpoint {
   // Keeps a reader's resident memory small; never changes a value.
   void prefetch(const StoredWeight& weight, int64_t row, int64_t count) const;
   void release(const StoredWeight& weight, int64_t row, int64_t count) const;
+  // Of everything: the kernel maps pages around those that are read, so releasing rows leaves some behind.
+  void release_all() const;
 
   // Canonical names. `out` takes elements [first, first + out.size()) of the row-major parameter; the forms
   // without `first` take all of it, and its size must match. Widening is exact; read_bf16 rounds to nearest

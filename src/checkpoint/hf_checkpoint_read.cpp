@@ -105,6 +105,7 @@ StatusOr<HfCheckpoint> HfCheckpoint::open(const std::string& dir) {
   ACCORD_RETURN_IF_ERROR(result.resolve());
   ACCORD_RETURN_IF_ERROR(result.settle_outer_scales());
   ACCORD_RETURN_IF_ERROR(result.check_tied_head());
+  result.release_all();
   return result;
 }
 
@@ -310,6 +311,16 @@ void HfCheckpoint::prefetch(const StoredWeight& weight, int64_t row, int64_t cou
 
 void HfCheckpoint::release(const StoredWeight& weight, int64_t row, int64_t count) const {
   visit_memory(weight, row, count, release_mapped);
+}
+
+void HfCheckpoint::release_all() const {
+  for (const SafetensorsFile& file : files()) {
+    if (!file.tensors().empty()) {
+      const std::byte* begin = file.tensors().front().data;
+      const TensorInfo& last = file.tensors().back();
+      release_mapped(begin, static_cast<size_t>(last.data + last.bytes - begin));
+    }
+  }
 }
 
 }  // namespace accord::checkpoint

@@ -22,6 +22,7 @@ using checkpoint::HfCheckpoint;
 using checkpoint::StoredWeight;
 
 constexpr size_t kPart = size_t{1} << 20;
+constexpr int64_t kReleaseElements = int64_t{1} << 25;
 
 int thread_count(int asked) {
   return asked > 0 ? asked : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
@@ -46,7 +47,8 @@ precision::PlanRow row_of(const ParamSpec& spec, const StoredWeight& weight,
 
 class Verifier {
  public:
-  Verifier(const HfCheckpoint& a, const HfCheckpoint& b, int threads) : a_(a), b_(b), pool_(threads) {}
+  Verifier(const HfCheckpoint& a, const HfCheckpoint& b, int threads)
+      : a_(a), b_(b), pool_(threads), a_tiles_(a, pool_), b_tiles_(b, pool_) {}
 
   StatusOr<Verification> run() {
     ACCORD_RETURN_IF_ERROR(same_parameters());
@@ -60,6 +62,7 @@ class Verifier {
       ACCORD_RETURN_IF_ERROR(compare(spec, x, y, tensor));
       result.tensors.push_back(std::move(tensor));
       progress.advance();
+      release_after(spec.numel());
     }
     return result;
   }
@@ -116,6 +119,15 @@ class Verifier {
       }
     }
     return absl::OkStatus();
+  }
+
+  void release_after(int64_t elements) {
+    read_ += elements;
+    if (read_ >= kReleaseElements) {
+      a_.release_all();
+      b_.release_all();
+      read_ = 0;
+    }
   }
 
   static std::string first_difference(const checkpoint::TensorInfo& x, const checkpoint::TensorInfo& y) {
@@ -225,7 +237,7 @@ class Verifier {
   StatusOr<std::string> requantized_difference(const ParamSpec& spec, const HfCheckpoint& plain,
                                                const HfCheckpoint& quantized, const StoredWeight& stored) {
     const precision::PlanRow row = row_of(spec, stored, quantized.quantization().nvfp4);
-    const WeightTiles source(plain, pool_);
+    const WeightTiles& source = &plain == &a_ ? a_tiles_ : b_tiles_;
     float outer = 0.0F;
     if (stored.encoding == Encoding::kNvfp4) {
       ACCORD_ASSIGN_OR_RETURN(outer, unit_amax(spec, plain, source));
@@ -301,6 +313,9 @@ class Verifier {
   const HfCheckpoint& a_;
   const HfCheckpoint& b_;
   ThreadPool pool_;
+  WeightTiles a_tiles_;
+  WeightTiles b_tiles_;
+  int64_t read_ = 0;  // elements since the last release
 };
 
 }  // namespace

@@ -20,6 +20,7 @@ using checkpoint::StoredWeight;
 
 constexpr int64_t kMaxLedgerBytes = int64_t{4} << 30;
 constexpr int64_t kPart = int64_t{1} << 20;
+constexpr int64_t kBatchElements = int64_t{1} << 27;  // then the checkpoint's memory is released
 
 struct LedgerLine {
   int64_t step = -1;
@@ -122,14 +123,22 @@ StatusOr<Verification> verify_ledger(const std::string& checkpoint, const std::s
   std::vector<std::string> digests(specs.size());
   ThreadPool pool(threads > 0 ? threads
                               : static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
-  pool.parallel_for(static_cast<int64_t>(specs.size()), [&](int64_t i) {
-    const auto index = static_cast<size_t>(i);
-    StatusOr<std::string> digest = digest_of(source, specs[index]);
-    statuses[index] = digest.status();
-    if (digest.ok()) {
-      digests[index] = *std::move(digest);
+  for (size_t begin = 0; begin < specs.size();) {
+    size_t end = begin;
+    for (int64_t elements = 0; end < specs.size() && elements < kBatchElements; ++end) {
+      elements += specs[end].numel();
     }
-  });
+    pool.parallel_for(static_cast<int64_t>(end - begin), [&](int64_t i) {
+      const size_t index = begin + static_cast<size_t>(i);
+      StatusOr<std::string> digest = digest_of(source, specs[index]);
+      statuses[index] = digest.status();
+      if (digest.ok()) {
+        digests[index] = *std::move(digest);
+      }
+    });
+    source.release_all();
+    begin = end;
+  }
   Verification result;
   for (size_t i = 0; i < specs.size(); ++i) {
     ACCORD_RETURN_IF_ERROR(statuses[i]);

@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t kTileElements = int64_t{1} << 18;  // fits a core's cache with what becomes of it
 constexpr int64_t kTileRows = 16;                    // a 16x16 block is never cut
+constexpr size_t kTilesAtATime = 256;                // then the source's memory is released
 constexpr uint16_t kMagnitude = 0x7fff;
 constexpr uint16_t kInf = 0x7f80;
 
@@ -91,11 +92,15 @@ void WeightTiles::add(const ParamSpec& spec, const TileFormat& format, std::vect
 Status WeightTiles::run(std::span<const WeightTile> tiles,
                         const std::function<Status(size_t, Scratch&)>& work) const {
   std::vector<Status> statuses(tiles.size());
-  pool_.parallel_for(static_cast<int64_t>(tiles.size()), [&](int64_t i) {
-    const auto index = static_cast<size_t>(i);
-    Borrowed scratch(*shelf_);
-    statuses[index] = work(index, *scratch);
-  });
+  for (size_t begin = 0; begin < tiles.size(); begin += kTilesAtATime) {
+    const size_t count = std::min(kTilesAtATime, tiles.size() - begin);
+    pool_.parallel_for(static_cast<int64_t>(count), [&](int64_t i) {
+      const size_t index = begin + static_cast<size_t>(i);
+      Borrowed scratch(*shelf_);
+      statuses[index] = work(index, *scratch);
+    });
+    source_.release_all();
+  }
   const auto bad = std::find_if(statuses.begin(), statuses.end(), [](const Status& s) { return !s.ok(); });
   return bad == statuses.end() ? absl::OkStatus() : *bad;
 }
