@@ -37,6 +37,9 @@ class HfCheckpoint {
   // How and where a weight is stored; nullptr: no such parameter. Lives as long as this object.
   const StoredWeight* stored(std::string_view name) const;
   const std::string& file_of(std::string_view name) const;  // path, for messages
+  int64_t prediction_tensors() const {
+    return prediction_tensors_;
+  }  // of multi-token prediction: passed over
   const std::vector<SafetensorsFile>& files() const { return tensors_.files(); }
   // Hints on the memory of a stored weight's rows [row, row + count): soon needed, and no longer needed.
   // Keeps a reader's resident memory small; never changes a value.
@@ -63,6 +66,7 @@ class HfCheckpoint {
   HfConfig config_;
   ShardedTensors tensors_;
   std::vector<ParamSpec> specs_;
+  int64_t prediction_tensors_ = 0;
   std::unordered_map<std::string, StoredWeight> sources_;
 };
 

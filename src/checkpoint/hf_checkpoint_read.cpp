@@ -156,8 +156,9 @@ Status HfCheckpoint::resolve() {
   used.insert(quantized.begin(), quantized.end());
   const bool cache_scales = config_.quantization.claims_cache;
   for (const std::string& name : tensors_.names()) {
-    const bool harmless = ends_with(name, ".rotary_emb.inv_freq") ||
-                          is_prediction_layer(name, config_.model) ||
+    const bool prediction = is_prediction_layer(name, config_.model);
+    prediction_tensors_ += prediction ? 1 : 0;
+    const bool harmless = prediction || ends_with(name, ".rotary_emb.inv_freq") ||
                           (name == kHead && config_.model.tie_word_embeddings) ||
                           (cache_scales && (ends_with(name, ".k_scale") || ends_with(name, ".v_scale")));
     if (!harmless && used.find(name) == used.end()) {

@@ -309,6 +309,10 @@ void log_notes(const HfCheckpoint& source, const ConversionPlan& plan) {
               name_of(source.quantization().method),
               plan.method == QuantMethod::kNone ? "" : ", which may change bytes that were quantized before");
   }
+  if (source.prediction_tensors() > 0) {
+    log::warn("{}: {} tensors of multi-token prediction layers are left out: such layers are not built",
+              source.dir(), source.prediction_tensors());
+  }
   for (const std::string& warning : plan.precision.warnings) {
     log::warn("{}", warning);
   }
