@@ -81,6 +81,15 @@ Status check_file(const char* key, const std::string& path) {
   return absl::OkStatus();
 }
 
+// Whether the template renders one question, with or without a system message.
+Status check_chat_template(const recipe::Recipe& recipe) {
+  ACCORD_ASSIGN_OR_RETURN(const text::ChatTemplate chat, controller::resolve_chat_template(recipe));
+  const Status rendered = chat.render_text("2 + 2?").status();
+  const std::vector<text::Message> with_system = {{"system", "Be brief."}, {"user", "2 + 2?"}};
+  return rendered.ok() || chat.render(with_system).ok() ? absl::OkStatus()
+                                                        : annotate(rendered, "data.chat_template");
+}
+
 // Records, labels and tokenizer, as a run reads them. A plan needs only the model's config, a run the rest.
 void check_inputs(DryRun& run) {
   const std::filesystem::path model = run.recipe.model.checkpoint;
@@ -114,9 +123,7 @@ void check_surroundings(DryRun& run) {
     const Status scorer = reward::make_scorer(recipe.reward.type).status();
     refuse_unless_ok(scorer.ok() ? scorer : annotate(scorer, "reward.type"), run.refused);
   }
-  const Status chat =
-      text::ChatTemplate::resolve(recipe.data.chat_template, recipe.model.checkpoint).status();
-  refuse_unless_ok(chat.ok() ? chat : annotate(chat, "data.chat_template"), run.refused);
+  refuse_unless_ok(check_chat_template(recipe), run.refused);
   refuse_unless_ok(annotate(rpc::check_loopback(recipe.monitor.listen), "monitor.listen"), run.refused);
   refuse_unless_ok(check_file("data.train.path", recipe.data.train.path), run.refused);
   for (size_t i = 0; i < recipe.data.eval.size(); ++i) {

@@ -132,6 +132,13 @@ Status check_expert_parallel(const recipe::Recipe& recipe, const ModelConfig& co
 
 }  // namespace
 
+StatusOr<text::ChatTemplate> resolve_chat_template(const recipe::Recipe& recipe) {
+  const recipe::DataPart& data = recipe.data;
+  const text::ChatOptions options{data.chat_template, data.chat_template_kwargs, data.chat_date.value_or("")};
+  StatusOr<text::ChatTemplate> chat = text::ChatTemplate::resolve(options, recipe.model.checkpoint);
+  return chat.ok() ? chat : annotate(chat.status(), "data.chat_template");
+}
+
 StatusOr<std::unique_ptr<RunInputs>> load_run_inputs(const recipe::Recipe& recipe) {
   auto inputs = std::make_unique<RunInputs>();
   inputs->recipe = recipe;
@@ -165,12 +172,7 @@ StatusOr<std::unique_ptr<RunInputs>> load_run_inputs(const recipe::Recipe& recip
     inputs->scorer = *std::move(scorer);
   }
   ACCORD_ASSIGN_OR_RETURN(inputs->tokenizer, text::Tokenizer::load(recipe.model.checkpoint));
-  const StatusOr<text::ChatTemplate> resolved =
-      text::ChatTemplate::resolve(recipe.data.chat_template, recipe.model.checkpoint);
-  if (!resolved.ok()) {
-    return annotate(resolved.status(), "data.chat_template");
-  }
-  const text::ChatTemplate& chat = *resolved;
+  ACCORD_ASSIGN_OR_RETURN(const text::ChatTemplate chat, resolve_chat_template(recipe));
 
   text::DatasetOptions train;
   train.path = recipe.data.train.path;

@@ -38,6 +38,9 @@ struct RunInputs {
   std::vector<int32_t> stop_tokens;             // the model's and the tokenizer's end-of-text ids
 };
 
+// By the keys data.chat_...; errors name data.chat_template.
+StatusOr<text::ChatTemplate> resolve_chat_template(const recipe::Recipe& recipe);
+
 StatusOr<std::unique_ptr<RunInputs>> load_run_inputs(const recipe::Recipe& recipe);
 
 }  // namespace accord::controller

@@ -129,6 +129,8 @@ void emit_data(const DataPart& data, Emitter& e) {
     e.close();
   }
   e.text("chat_template", data.chat_template);
+  e.plain("chat_template_kwargs", data.chat_template_kwargs);  // JSON is YAML
+  e.optional_text("chat_date", data.chat_date);
   e.close();
 }
 

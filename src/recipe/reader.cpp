@@ -9,6 +9,8 @@
 #include <numeric>
 #include <utility>
 
+#include "recipe/node_json.hpp"
+
 namespace accord::recipe {
 namespace {
 
@@ -353,6 +355,24 @@ void MapReader::text_list(std::string_view key, std::vector<std::string>& out) {
     values.push_back(item.text);
   }
   out = std::move(values);
+}
+
+void MapReader::json_object(std::string_view key, std::string& out) {
+  const Node* node = raw(key);
+  if (node == nullptr || node->kind == Node::Kind::kNull) {
+    return;
+  }
+  if (node->kind != Node::Kind::kMapping) {
+    fail(key, fmt::format("must be a mapping, is {}", shown(*node)));
+    return;
+  }
+  Location location = node->location;
+  const StatusOr<Json> json = to_json(*node, location);
+  if (!json.ok()) {
+    findings_.add(location, path_of(key), std::string(message_of(json.status())));
+    return;
+  }
+  out = json->dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
 }
 
 std::optional<size_t> MapReader::choose(std::string_view key, const std::vector<std::string_view>& words) {

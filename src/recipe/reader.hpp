@@ -68,6 +68,7 @@ class MapReader {
   void real(std::string_view key, double& out, RealRange range);
   void real_list(std::string_view key, std::vector<double>& out, size_t size, RealRange range);
   void text_list(std::string_view key, std::vector<std::string>& out);
+  void json_object(std::string_view key, std::string& out);  // a mapping with any values, as JSON
   template <class E>
   void choice(std::string_view key, E& out) {
     std::vector<std::string_view> words;

@@ -76,7 +76,9 @@ struct EvalData {
 struct DataPart {
   TrainData train;
   std::vector<EvalData> eval;
-  std::string chat_template = "auto";  // auto | none | a name that the text room knows
+  std::string chat_template = "auto";       // auto | none | a name that the text room knows | a .jinja file
+  std::string chat_template_kwargs = "{}";  // a JSON object: variables of a Jinja template
+  std::optional<std::string> chat_date;     // YYYY-MM-DD
   bool operator==(const DataPart&) const = default;
 };
 

@@ -100,6 +100,8 @@ void read_data(MapReader map, const RolloutPart& rollout, DataPart& data) {
     }
   }
   map.text("chat_template", data.chat_template);
+  map.json_object("chat_template_kwargs", data.chat_template_kwargs);
+  map.optional_text("chat_date", data.chat_date);
   map.finish();
 }
 
