@@ -214,7 +214,10 @@ void add_eval(CLI::App& app, Action& action) {
   arguments->engine.max_tokens = 1024;
   arguments->engine.temperature = 1.0F;
   add_local_engine_options(*command, arguments->engine);
-  command->add_option("--data", arguments->data.path, "JSONL with a prompt and a label per line")->required();
+  command
+      ->add_option("--data", arguments->data.path,
+                   "JSONL or Parquet with a prompt and a label per record; file@[a:b] is a part")
+      ->required();
   add_reward_options(*command, arguments->reward,
                      "How responses are scored (default: as --recipe does); a score above 0 passes");
   command->add_option("--samples", arguments->samples, "Samples per prompt")

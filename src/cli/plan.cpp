@@ -26,6 +26,8 @@
 #include "rpc/identity.hpp"
 #include "rpc/reward_client.hpp"
 #include "text/chat_template.hpp"
+#include "text/data_path.hpp"
+#include "text/parquet.hpp"
 #include "trainer/shards.hpp"
 #include "weights/manifest.hpp"
 
@@ -73,10 +75,15 @@ void refuse_unless_ok(const Status& status, std::vector<Status>& refused) {
 }
 
 Status check_file(const char* key, const std::string& path) {
+  const StatusOr<text::DataPath> data = text::parse_data_path(path);
+  if (!data.ok()) {
+    return annotate(data.status(), key);
+  }
+  ACCORD_RETURN_IF_ERROR(annotate(text::check_format(*data), key));
   std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) {
+  if (!std::filesystem::is_regular_file(data->file, error)) {
     return io_error("{}: '{}' is not a file that can be read (relative paths start at the current directory)",
-                    key, path);
+                    key, data->file);
   }
   return absl::OkStatus();
 }
@@ -125,7 +132,11 @@ void check_surroundings(DryRun& run) {
   }
   refuse_unless_ok(check_chat_template(recipe), run.refused);
   refuse_unless_ok(annotate(rpc::check_loopback(recipe.monitor.listen), "monitor.listen"), run.refused);
-  refuse_unless_ok(check_file("data.train.path", recipe.data.train.path), run.refused);
+  for (size_t i = 0; i < recipe.data.train.size(); ++i) {
+    const std::string key =
+        recipe.data.train.size() == 1 ? "data.train.path" : fmt::format("data.train.{}.path", i);
+    refuse_unless_ok(check_file(key.c_str(), recipe.data.train[i].path), run.refused);
+  }
   for (size_t i = 0; i < recipe.data.eval.size(); ++i) {
     refuse_unless_ok(check_file(fmt::format("data.eval.{}.path", i).c_str(), recipe.data.eval[i].path),
                      run.refused);

@@ -30,10 +30,10 @@ StatusOr<Metrics> evaluate_set(const RunInputs& inputs, const Pools& pools, size
                                uint64_t weight_version) {
   const EvalInput& eval = inputs.evals[set];
   std::vector<Prompt> prompts;
-  std::vector<int64_t> records;
+  std::vector<PromptSource> sources;
   for (int64_t i = 0; i < eval.data->size(); ++i) {
     prompts.push_back(eval.data->at(i));
-    records.push_back(i);
+    sources.push_back({eval.data.get(), i});
   }
   RolloutPhase phase;
   phase.step = (static_cast<uint64_t>(set) + 1) << kEvalSetShift | step;
@@ -47,7 +47,7 @@ StatusOr<Metrics> evaluate_set(const RunInputs& inputs, const Pools& pools, size
   ACCORD_ASSIGN_OR_RETURN(const std::vector<RolledSample> samples,
                           roll_out(pools, phase, weight_version, {}));
   ACCORD_ASSIGN_OR_RETURN(const std::vector<reward::Reward> rewards,
-                          score_samples(inputs, *eval.data, eval.options.name, step, samples, records));
+                          score_samples(inputs, eval.options.name, step, samples, sources));
 
   double passed = 0.0;
   double reward = 0.0;

@@ -38,6 +38,40 @@ StatusOr<std::unique_ptr<text::Dataset>> load_data(const text::DatasetOptions& o
   return std::make_unique<text::Dataset>(std::move(data));
 }
 
+// The files of a mixture tell their prompts' ids apart by the upper bits.
+constexpr int kFileShift = 40;
+
+Status load_train(const text::ChatTemplate& chat, RunInputs& inputs) {
+  const std::vector<recipe::TrainData>& files = inputs.recipe.data.train;
+  for (size_t i = 0; i < files.size(); ++i) {
+    const recipe::TrainData& train = files[i];
+    const std::string key = files.size() == 1 ? "data.train" : fmt::format("data.train.{}", i);
+    text::DatasetOptions options;
+    options.path = train.path;
+    options.prompt_key = train.prompt_key;
+    options.label_key = train.label_key;
+    options.keep_records = is_external(inputs.recipe);
+    options.max_prompt_tokens = inputs.recipe.rollout.max_prompt_tokens;
+    options.first_id = static_cast<uint64_t>(i) << kFileShift;
+    options.on_bad_line_key = key + ".on_bad_line";
+    options.on_long_prompt_key = key + ".on_long_prompt";
+    options.on_bad_line = to_text(train.on_bad_line);
+    options.on_long_prompt = to_text(train.on_long_prompt);
+    TrainInput input{train, nullptr};
+    ACCORD_ASSIGN_OR_RETURN(input.data, load_data(options, inputs, chat));
+    inputs.train.push_back(std::move(input));
+  }
+  return absl::OkStatus();
+}
+
+int64_t longest_train_prompt(const RunInputs& inputs) {
+  int64_t longest = 0;
+  for (const TrainInput& train : inputs.train) {
+    longest = std::max(longest, train.data->report().max_tokens);
+  }
+  return longest;
+}
+
 Status load_evals(const text::ChatTemplate& chat, RunInputs& inputs) {
   for (const recipe::EvalData& eval : inputs.recipe.data.eval) {
     text::DatasetOptions options;
@@ -95,7 +129,7 @@ Status check_sizes(const RunInputs& inputs) {
                       inputs.recipe.model.checkpoint, inputs.tokenizer->vocab_size(), config.vocab_size);
   }
   int64_t response = inputs.recipe.rollout.max_response_tokens;
-  const int64_t trained = inputs.train->report().max_tokens + response;
+  const int64_t trained = longest_train_prompt(inputs) + response;
   if (inputs.reference && trained > inputs.reference->max_position_embeddings) {
     return recipe_error(
         "model.reference: the longest prompt and response of training, {} tokens, exceed the reference's {} "
@@ -105,7 +139,7 @@ Status check_sizes(const RunInputs& inputs) {
   for (const recipe::EvalData& eval : inputs.recipe.data.eval) {
     response = std::max(response, eval.max_response_tokens);
   }
-  int64_t prompt = inputs.train->report().max_tokens;
+  int64_t prompt = longest_train_prompt(inputs);
   for (const EvalInput& eval : inputs.evals) {
     prompt = std::max(prompt, eval.data->report().max_tokens);
   }
@@ -131,6 +165,14 @@ Status check_expert_parallel(const recipe::Recipe& recipe, const ModelConfig& co
 }
 
 }  // namespace
+
+text::MixtureSampler prompt_order(const RunInputs& inputs) {
+  std::vector<text::MixtureSampler::Source> sources;
+  for (const TrainInput& train : inputs.train) {
+    sources.push_back({static_cast<uint64_t>(train.data->size()), train.options.weight});
+  }
+  return {inputs.recipe.run.seed, sources};
+}
 
 StatusOr<text::ChatTemplate> resolve_chat_template(const recipe::Recipe& recipe) {
   const recipe::DataPart& data = recipe.data;
@@ -174,17 +216,7 @@ StatusOr<std::unique_ptr<RunInputs>> load_run_inputs(const recipe::Recipe& recip
   ACCORD_ASSIGN_OR_RETURN(inputs->tokenizer, text::Tokenizer::load(recipe.model.checkpoint));
   ACCORD_ASSIGN_OR_RETURN(const text::ChatTemplate chat, resolve_chat_template(recipe));
 
-  text::DatasetOptions train;
-  train.path = recipe.data.train.path;
-  train.prompt_key = recipe.data.train.prompt_key;
-  train.label_key = recipe.data.train.label_key;
-  train.keep_records = is_external(recipe);
-  train.max_prompt_tokens = recipe.rollout.max_prompt_tokens;
-  train.on_bad_line_key = "data.train.on_bad_line";
-  train.on_long_prompt_key = "data.train.on_long_prompt";
-  train.on_bad_line = to_text(recipe.data.train.on_bad_line);
-  train.on_long_prompt = to_text(recipe.data.train.on_long_prompt);
-  ACCORD_ASSIGN_OR_RETURN(inputs->train, load_data(train, *inputs, chat));
+  ACCORD_RETURN_IF_ERROR(load_train(chat, *inputs));
   ACCORD_RETURN_IF_ERROR(load_evals(chat, *inputs));
   if (recipe.sft) {
     ACCORD_RETURN_IF_ERROR(load_sft(chat, *inputs));

@@ -5,17 +5,17 @@
 
 namespace accord::controller {
 
-StatusOr<std::vector<reward::Reward>> score_samples(const RunInputs& inputs, const text::Dataset& data,
-                                                    const std::string& set, uint64_t step,
-                                                    std::span<const RolledSample> samples,
-                                                    std::span<const int64_t> records) {
+StatusOr<std::vector<reward::Reward>> score_samples(const RunInputs& inputs, const std::string& set,
+                                                    uint64_t step, std::span<const RolledSample> samples,
+                                                    std::span<const PromptSource> sources) {
   if (!inputs.scorer) {
     return internal_error("reward {}: no scorer was started", inputs.recipe.reward.type);
   }
   std::vector<reward::ScoreRequest> requests;
   requests.reserve(samples.size());
   for (const RolledSample& sample : samples) {
-    const int64_t index = records[sample.prompt];
+    const text::Dataset& data = *sources[sample.prompt].data;
+    const int64_t index = sources[sample.prompt].index;
     reward::ScoreRequest& request = requests.emplace_back();
     request.set = set;
     request.step = step;

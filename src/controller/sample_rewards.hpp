@@ -11,13 +11,18 @@
 
 namespace accord::controller {
 
+// Where a prompt of a phase comes from.
+struct PromptSource {
+  const text::Dataset* data = nullptr;
+  int64_t index = 0;
+};
+
 // One reward per sample, in their order; finite, or NaN where it failed and has none. `set` names what they
-// were drawn for ("train", an evaluation set); `records[p]` is the index in `data` of the phase's prompt p. A
+// were drawn for ("train", an evaluation set); `sources[p]` is where the phase's prompt p comes from. A
 // score that is not finite is a data error.
-StatusOr<std::vector<reward::Reward>> score_samples(const RunInputs& inputs, const text::Dataset& data,
-                                                    const std::string& set, uint64_t step,
-                                                    std::span<const RolledSample> samples,
-                                                    std::span<const int64_t> records);
+StatusOr<std::vector<reward::Reward>> score_samples(const RunInputs& inputs, const std::string& set,
+                                                    uint64_t step, std::span<const RolledSample> samples,
+                                                    std::span<const PromptSource> sources);
 
 // <prefix>reward_failures: the share of samples without a score; empty where a failure is an error.
 Metrics failure_metrics(const RunInputs& inputs, const std::string& prefix,

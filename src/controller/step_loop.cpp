@@ -18,6 +18,7 @@
 #include "telemetry/metrics_writer.hpp"
 #include "telemetry/progress.hpp"
 #include "telemetry/tensorboard.hpp"
+#include "text/epoch_sampler.hpp"
 #include "trainer/objective.hpp"
 #include "weights/ledger.hpp"
 
@@ -42,7 +43,7 @@ struct StepLoop::Impl {
   RunState& state;
   const LoopOptions options;
 
-  text::EpochSampler prompts_order{inputs.recipe.run.seed, static_cast<uint64_t>(inputs.train->size())};
+  text::MixtureSampler prompts_order = prompt_order(inputs);
   std::unique_ptr<telemetry::MetricsWriter> metrics_file;
   std::unique_ptr<telemetry::TensorBoardWriter> tensorboard;
   std::unique_ptr<weights::Ledger> ledger;
@@ -65,7 +66,8 @@ struct StepLoop::Impl {
   Status evaluate(uint64_t step, bool due_only, Metrics& metrics);
   Status commit(uint64_t step, const Metrics& metrics);
   StatusOr<std::vector<ScoredSample>> roll_out_and_score(uint64_t step, std::span<const Prompt> prompts,
-                                                         std::span<const int64_t> records, Metrics& metrics);
+                                                         std::span<const PromptSource> sources,
+                                                         Metrics& metrics);
   StatusOr<std::vector<ScoredSample>> recorded_samples(uint64_t step, Metrics& metrics) const;
   void describe_samples(std::span<const ScoredSample> samples, Metrics& metrics) const;
   std::string holder_of(const ScoredSample& sample, uint64_t step) const;
@@ -223,16 +225,17 @@ Status StepLoop::Impl::step(uint64_t step) {
   Metrics metrics;
   std::vector<Prompt> prompts;
   std::vector<std::string> texts;
-  std::vector<int64_t> records;  // of the prompts
-  for (const uint64_t drawn : prompts_order.next(static_cast<uint64_t>(recipe.rollout.prompts_per_step))) {
-    const auto index = static_cast<int64_t>(drawn);
-    records.push_back(index);
-    prompts.push_back(inputs.train->at(index));
-    texts.push_back(inputs.train->text(index));
+  std::vector<PromptSource> sources;
+  for (const auto& drawn : prompts_order.next(static_cast<uint64_t>(recipe.rollout.prompts_per_step))) {
+    const text::Dataset& data = *inputs.train[drawn.source].data;
+    const auto index = static_cast<int64_t>(drawn.index);
+    sources.push_back({&data, index});
+    prompts.push_back(data.at(index));
+    texts.push_back(data.text(index));
   }
   ACCORD_ASSIGN_OR_RETURN(
       const std::vector<ScoredSample> samples,
-      train_only ? recorded_samples(step, metrics) : roll_out_and_score(step, prompts, records, metrics));
+      train_only ? recorded_samples(step, metrics) : roll_out_and_score(step, prompts, sources, metrics));
   if (!train_only) {
     if (const std::string warning = reward_watch.observe(samples, prompts, texts); !warning.empty()) {
       state.warn(warning);
@@ -300,7 +303,7 @@ StatusOr<std::vector<ScoredSample>> StepLoop::Impl::recorded_samples(uint64_t st
 
 StatusOr<std::vector<ScoredSample>> StepLoop::Impl::roll_out_and_score(uint64_t step,
                                                                        std::span<const Prompt> prompts,
-                                                                       std::span<const int64_t> records,
+                                                                       std::span<const PromptSource> sources,
                                                                        Metrics& metrics) {
   state.set_phase("rollout");
   const auto rollout_begin = Clock::now();
@@ -317,7 +320,7 @@ StatusOr<std::vector<ScoredSample>> StepLoop::Impl::roll_out_and_score(uint64_t 
   state.set_phase("reward");
   const auto reward_begin = Clock::now();
   ACCORD_ASSIGN_OR_RETURN(std::vector<reward::Reward> rewards,
-                          score_samples(inputs, *inputs.train, "train", step, rolled, records));
+                          score_samples(inputs, "train", step, rolled, sources));
   metrics.merge(failure_metrics(inputs, "rollout/", rewards));
   if (const double share =
           metrics.contains("rollout/reward_failures") ? metrics["rollout/reward_failures"] : 0.0;

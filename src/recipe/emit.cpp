@@ -103,11 +103,21 @@ class Emitter {
 void emit_data(const DataPart& data, Emitter& e) {
   e.open("data");
   e.open("train");
-  e.text("path", data.train.path);
-  e.text("prompt_key", data.train.prompt_key);
-  e.text("label_key", data.train.label_key);
-  e.choice("on_bad_line", data.train.on_bad_line);
-  e.choice("on_long_prompt", data.train.on_long_prompt);
+  for (const TrainData& train : data.train) {
+    const bool alone = data.train.size() == 1;
+    if (!alone) {
+      e.open_item();
+    }
+    e.text("path", train.path);
+    e.number("weight", train.weight);
+    e.text("prompt_key", train.prompt_key);
+    e.text("label_key", train.label_key);
+    e.choice("on_bad_line", train.on_bad_line);
+    e.choice("on_long_prompt", train.on_long_prompt);
+    if (!alone) {
+      e.close();
+    }
+  }
   e.close();
   if (data.eval.empty()) {
     e.plain("eval", "[]");

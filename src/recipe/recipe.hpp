@@ -52,7 +52,8 @@ struct ModelPart {
 };
 
 struct TrainData {
-  std::string path;  // JSONL
+  std::string path;     // JSONL or Parquet; file@[a:b] is a part
+  double weight = 1.0;  // among several files: the share of prompts drawn from this one
   std::string prompt_key = "prompt";
   std::string label_key = "label";
   OnBad on_bad_line = OnBad::kFail;     // a record that does not parse, or lacks a key
@@ -74,7 +75,7 @@ struct EvalData {
 };
 
 struct DataPart {
-  TrainData train;
+  std::vector<TrainData> train;  // at least one
   std::vector<EvalData> eval;
   std::string chat_template = "auto";       // auto | none | a name that the text room knows | a .jinja file
   std::string chat_template_kwargs = "{}";  // a JSON object: variables of a Jinja template

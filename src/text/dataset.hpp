@@ -1,5 +1,5 @@
 #pragma once
-// Prompts with labels from a JSONL file, tokenized once. Two layouts are read, line by line:
+// Prompts with labels from a JSONL or Parquet file, tokenized once. Two layouts are read, record by record:
 //   {"prompt": text or [{"role", "content"}...], "label": "34"}                          Miles
 //   {"prompt": [...], "reward_model": {"ground_truth": "34", ...}, ...}                 DAPO, upstream
 // Keys that are not named here are ignored.
@@ -18,11 +18,12 @@ namespace accord::text {
 enum class OnBad : uint8_t { kFail, kSkip };  // kSkip: count, log the first few, go on
 
 struct DatasetOptions {
-  std::string path;
+  std::string path;  // may name a part: file@[a:b]
   std::string prompt_key = "prompt";
   std::string label_key = "label";
   int64_t max_prompt_tokens = 0;  // 0: no limit
   bool keep_records = false;      // what record() gives
+  uint64_t first_id = 0;          // the id of the file's first record
   OnBad on_bad_line = OnBad::kFail;
   OnBad on_long_prompt = OnBad::kFail;  // a prompt of more than max_prompt_tokens
   // What the user sets to skip instead, for error messages; empty: nothing can be set.
@@ -31,7 +32,7 @@ struct DatasetOptions {
 };
 
 struct DatasetReport {
-  int64_t records = 0;                // lines that are not blank
+  int64_t records = 0;                // lines that are not blank, or rows
   int64_t kept = 0;                   // what the dataset holds
   int64_t duplicates = 0;             // kept records whose prompt and label an earlier one has; they stay
   int64_t bad_lines = 0;              // skipped
@@ -58,10 +59,9 @@ class Dataset {
                                  const Tokenizer& tokenizer, const ChatTemplate& chat);
 
   int64_t size() const { return static_cast<int64_t>(prompts_.size()); }
-  const Prompt& at(int64_t index) const {
-    return prompts_[static_cast<size_t>(index)];
-  }                                                                                 // id: index in the file
-  int64_t line(int64_t index) const { return lines_[static_cast<size_t>(index)]; }  // of the file, from 1
+  // id: first_id and the record's index in the file, which may be more than `index`
+  const Prompt& at(int64_t index) const { return prompts_[static_cast<size_t>(index)]; }
+  int64_t line(int64_t index) const { return lines_[static_cast<size_t>(index)]; }  // or row, from 1
   const std::string& text(int64_t index) const;     // the prompt as it was tokenized
   const PromptRecord& record(int64_t index) const;  // only with keep_records
   const DatasetReport& report() const { return report_; }

@@ -71,13 +71,29 @@ StatusOr<PromptSource> parse_prompt(const Json& value) {
   return PromptSource(std::move(messages));
 }
 
-StatusOr<std::string> parse_label(const Json& record, const std::string& key) {
-  if (const auto found = record.find(key); found != record.end()) {
-    return label_text(*found);
+const Json* find_member(const Json& record, std::string_view key) {
+  const Json* at = &record;
+  if (const auto found = record.find(std::string(key)); found != record.end()) {
+    return &*found;
   }
-  if (const auto model = record.find("reward_model"); model != record.end() && model->is_object()) {
-    if (const auto truth = model->find("ground_truth"); truth != model->end()) {
-      return label_text(*truth);
+  while (true) {
+    const size_t dot = key.find('.');
+    const auto found = at->is_object() ? at->find(std::string(key.substr(0, dot))) : at->end();
+    if (!at->is_object() || found == at->end()) {
+      return nullptr;
+    }
+    at = &*found;
+    if (dot == std::string_view::npos) {
+      return at;
+    }
+    key.remove_prefix(dot + 1);
+  }
+}
+
+StatusOr<std::string> parse_label(const Json& record, const std::string& key) {
+  for (const std::string_view path : {std::string_view(key), std::string_view(kUpstreamLabel)}) {
+    if (const Json* found = find_member(record, path)) {
+      return label_text(*found);
     }
   }
   return data_error("the label '{}' is missing, and so is reward_model.ground_truth; the record has {}", key,

@@ -97,7 +97,7 @@ TEST_CASE("the reference recipe holds every key with its default") {
   // The same recipe with nothing but the required keys.
   const Recipe minimal =
       parsed("run: {name: \"" + reference->run.name + "\"}\nmodel: {checkpoint: \"" +
-             reference->model.checkpoint + "\"}\ndata: {train: {path: \"" + reference->data.train.path +
+             reference->model.checkpoint + "\"}\ndata: {train: {path: \"" + reference->data.train[0].path +
              "\"}}\nreward: {type: " + reference->reward.type + "}\n");
   CHECK(*reference == minimal);
 }

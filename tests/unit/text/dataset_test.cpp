@@ -201,9 +201,6 @@ TEST_CASE("Datasets are read from files") {
   f.options.path = dir + "/missing.jsonl";
   CHECK(exit_code(Dataset::load(f.options, *f.tokenizer, ChatTemplate(Kind::kNone)).status()) ==
         ExitCode::kIo);
-  f.options.path = dir + "/train.parquet";
-  CHECK(exit_code(Dataset::load(f.options, *f.tokenizer, ChatTemplate(Kind::kNone)).status()) ==
-        ExitCode::kBadRecipe);
 }
 
 TEST_CASE("Supervised records hold prompt response and the end token") {
