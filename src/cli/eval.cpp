@@ -11,6 +11,7 @@
 #include "cli/reward_options.hpp"
 #include "cli/text_io.hpp"
 #include "telemetry/progress.hpp"
+#include "text/data_path.hpp"
 #include "text/dataset.hpp"
 
 namespace accord::cli {
@@ -176,7 +177,8 @@ Json summary_of(const Result& result, int32_t samples_per_prompt) {
 }
 
 Status run_eval(Arguments arguments) {
-  ACCORD_RETURN_IF_ERROR(refuse_same_file(arguments.data.path, arguments.output));
+  ACCORD_ASSIGN_OR_RETURN(const text::DataPath data_path, text::parse_data_path(arguments.data.path));
+  ACCORD_RETURN_IF_ERROR(refuse_same_file(data_path.file, arguments.output));
   arguments.reward.recipe = arguments.engine.recipe;
   arguments.data.keep_records = wants_records(arguments.reward);
   rpc::Canceller canceller;

@@ -66,7 +66,7 @@ TEST_CASE("a launcher with MXFP8 becomes a recipe") {
                "--extra-high-precision-layers-megatron '.linear_fc2 .kv_b_proj.'\n");
   const Recipe& recipe = run.recipe;
   CHECK(recipe.model.checkpoint == "/models/Qwen3-30B-A3B");
-  CHECK(recipe.data.train.path == "/data/dapo math.jsonl");
+  CHECK(recipe.data.train.at(0).path == "/data/dapo math.jsonl");
   CHECK(recipe.reward.type == "math_dapo_integer");
   CHECK(recipe.run.steps == 300);
   CHECK(recipe.rollout.prompts_per_step == 32);
