@@ -24,6 +24,17 @@ find_library(GLOO_LIBRARY gloo REQUIRED)
 add_library(gloo SHARED IMPORTED)
 set_target_properties(gloo PROPERTIES IMPORTED_LOCATION ${GLOO_LIBRARY})
 
+# Arrow C++ reads Parquet. scripts/setup unpacks it out of the pyarrow wheel; a build without it refuses
+# .parquet files.
+set(ACCORD_ARROW_ROOT ${CMAKE_SOURCE_DIR}/.deps/arrow CACHE PATH "Arrow C++ with include/ and lib/")
+if(EXISTS ${ACCORD_ARROW_ROOT}/lib/libparquet.so)
+  add_library(arrow INTERFACE)
+  target_include_directories(arrow SYSTEM INTERFACE ${ACCORD_ARROW_ROOT}/include)
+  target_link_libraries(arrow INTERFACE ${ACCORD_ARROW_ROOT}/lib/libparquet.so ${ACCORD_ARROW_ROOT}/lib/libarrow.so)
+else()
+  message(STATUS "Arrow C++ is not at ${ACCORD_ARROW_ROOT} (scripts/setup): building without Parquet")
+endif()
+
 # libtorch: scripts/setup unpacks headers and CPU libraries; its own CMake package wants CUDA.
 set(ACCORD_LIBTORCH ${CMAKE_SOURCE_DIR}/.deps/libtorch CACHE PATH "libtorch with include/ and lib/")
 if(NOT EXISTS ${ACCORD_LIBTORCH}/lib/libtorch_cpu.so)

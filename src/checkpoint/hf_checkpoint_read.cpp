@@ -2,11 +2,15 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <optional>
 #include <set>
 #include <utility>
 
+#include "base/mapped_memory.hpp"
 #include "checkpoint/hf_checkpoint.hpp"
 #include "checkpoint/strict_json.hpp"
+#include "kernels/math/convert.hpp"
 
 namespace accord::checkpoint {
 namespace {
@@ -85,7 +89,7 @@ struct Problems {
     }
     return data_error(
         "{}: the tensors are not those of its config.json; {}; use the config.json that belongs to "
-        "these weights, in BF16, F16 or F32",
+        "these weights, in BF16, F16, F32 or as its quantization_config says",
         dir, fmt::join(parts, "; "));
   }
 };
@@ -99,7 +103,9 @@ StatusOr<HfCheckpoint> HfCheckpoint::open(const std::string& dir) {
   ACCORD_ASSIGN_OR_RETURN(result.tensors_, ShardedTensors::open(dir));
   result.specs_ = parameter_specs(result.config_.model);
   ACCORD_RETURN_IF_ERROR(result.resolve());
+  ACCORD_RETURN_IF_ERROR(result.settle_outer_scales());
   ACCORD_RETURN_IF_ERROR(result.check_tied_head());
+  result.release_all();
   return result;
 }
 
@@ -107,7 +113,14 @@ Status HfCheckpoint::resolve() {
   Problems problems;
   std::set<std::string_view> used;
   std::set<std::string> reported;
+  std::vector<std::string> quantized;
   for (const ParamSpec& spec : specs_) {
+    ACCORD_ASSIGN_OR_RETURN(const std::optional<StoredWeight> weight,
+                            find_quantized(tensors_, config_.quantization, spec.name, spec.shape, quantized));
+    if (weight) {
+      sources_.emplace(spec.name, *weight);
+      continue;
+    }
     std::string name = spec.name;
     std::vector<int64_t> shape = spec.shape;
     int64_t first = 0;
@@ -133,12 +146,21 @@ Status HfCheckpoint::resolve() {
       }
       continue;
     }
-    sources_.emplace(spec.name, Source{tensor, first, spec.numel()});
+    StoredWeight plain;
+    plain.data = tensor;
+    plain.first = first;
+    plain.cols = spec.shape.empty() ? 1 : spec.shape.back();
+    plain.rows = spec.numel() / plain.cols;
+    sources_.emplace(spec.name, plain);
   }
+  used.insert(quantized.begin(), quantized.end());
+  const bool cache_scales = config_.quantization.claims_cache;
   for (const std::string& name : tensors_.names()) {
-    const bool harmless = ends_with(name, ".rotary_emb.inv_freq") ||
-                          is_prediction_layer(name, config_.model) ||
-                          (name == kHead && config_.model.tie_word_embeddings);
+    const bool prediction = is_prediction_layer(name, config_.model);
+    prediction_tensors_ += prediction ? 1 : 0;
+    const bool harmless = prediction || ends_with(name, ".rotary_emb.inv_freq") ||
+                          (name == kHead && config_.model.tie_word_embeddings) ||
+                          (cache_scales && (ends_with(name, ".k_scale") || ends_with(name, ".v_scale")));
     if (!harmless && used.find(name) == used.end()) {
       problems.extra.push_back(printable(name));
     }
@@ -173,72 +195,133 @@ Status HfCheckpoint::check_tied_head() const {
   return absl::OkStatus();
 }
 
-StatusOr<HfCheckpoint::Source> HfCheckpoint::source_of(std::string_view name, int64_t first,
-                                                       size_t count) const {
+// Gate and up of one MLP share an outer scale where accord wrote it; any other weight is alone.
+Status HfCheckpoint::settle_outer_scales() {
+  std::map<std::string, std::vector<StoredWeight*>> units;
+  for (const ParamSpec& spec : specs_) {
+    const auto found = sources_.find(spec.name);
+    if (found == sources_.end() || found->second.encoding != Encoding::kNvfp4) {
+      continue;
+    }
+    const bool half = spec.role == ParamRole::kGate || spec.role == ParamRole::kUp;
+    const std::string module = spec.name.substr(0, spec.name.rfind('.'));
+    units[half ? module.substr(0, module.rfind('.')) + ".gate_up_proj" : module].push_back(&found->second);
+  }
+  for (const auto& [name, unit] : units) {
+    ACCORD_RETURN_IF_ERROR(annotate(settle_outer_scale(config_.quantization, unit), dir_));
+  }
+  return absl::OkStatus();
+}
+
+const StoredWeight* HfCheckpoint::stored(std::string_view name) const {
   const auto found = sources_.find(std::string(name));
-  if (found == sources_.end()) {
+  return found == sources_.end() ? nullptr : &found->second;
+}
+
+const std::string& HfCheckpoint::file_of(std::string_view name) const {
+  const StoredWeight* weight = stored(name);
+  return tensors_.file_of(weight == nullptr ? name : weight->data->name);
+}
+
+StatusOr<const StoredWeight*> HfCheckpoint::source_of(std::string_view name, int64_t first,
+                                                      size_t count) const {
+  const StoredWeight* weight = stored(name);
+  if (weight == nullptr) {
     return internal_error("{}: '{}' is not a parameter of this model", dir_, printable(name));
   }
-  Source source = found->second;
-  if (first < 0 || first > source.numel || static_cast<int64_t>(count) > source.numel - first) {
+  if (first < 0 || first > weight->numel() || static_cast<int64_t>(count) > weight->numel() - first) {
     return internal_error("{}: '{}' has {} elements; {} from {} on were asked for", dir_, printable(name),
-                          source.numel, count, first);
+                          weight->numel(), count, first);
   }
-  source.first += first;
-  return source;
+  return weight;
 }
 
 StatusOr<Dtype> HfCheckpoint::dtype(std::string_view name) const {
-  ACCORD_ASSIGN_OR_RETURN(const Source source, source_of(name, 0, 0));
-  return source.tensor->dtype;
+  ACCORD_ASSIGN_OR_RETURN(const StoredWeight* weight, source_of(name, 0, 0));
+  return weight->data->dtype;
 }
 
 Status HfCheckpoint::read_f32(std::string_view name, int64_t first, std::span<float> out) const {
-  ACCORD_ASSIGN_OR_RETURN(const Source source, source_of(name, first, out.size()));
-  ACCORD_RETURN_IF_ERROR(annotate(convert_to_f32(*source.tensor, source.first, out), dir_));
+  ACCORD_ASSIGN_OR_RETURN(const StoredWeight* weight, source_of(name, first, out.size()));
+  ACCORD_RETURN_IF_ERROR(annotate(decode(*weight, first, out), dir_));
   const auto bad = std::find_if(out.begin(), out.end(), [](float value) { return !std::isfinite(value); });
   if (bad != out.end()) {
     return data_error("{}: tensor '{}' holds {} at element {}; weights must be finite",
-                      tensors_.file_of(source.tensor->name), printable(source.tensor->name), *bad,
-                      source.first + (bad - out.begin()));
+                      tensors_.file_of(weight->data->name), printable(weight->data->name), *bad,
+                      weight->first + first + (bad - out.begin()));
   }
   return absl::OkStatus();
 }
 
 Status HfCheckpoint::read_f32(std::string_view name, std::span<float> out) const {
-  ACCORD_ASSIGN_OR_RETURN(const Source source, source_of(name, 0, 0));
-  if (source.numel != static_cast<int64_t>(out.size())) {
-    return internal_error("{}: '{}' has {} elements, the destination {}", dir_, printable(name), source.numel,
-                          out.size());
+  ACCORD_ASSIGN_OR_RETURN(const StoredWeight* weight, source_of(name, 0, 0));
+  if (weight->numel() != static_cast<int64_t>(out.size())) {
+    return internal_error("{}: '{}' has {} elements, the destination {}", dir_, printable(name),
+                          weight->numel(), out.size());
   }
   return read_f32(name, 0, out);
 }
 
 Status HfCheckpoint::read_bf16(std::string_view name, int64_t first, std::span<BF16> out) const {
-  ACCORD_ASSIGN_OR_RETURN(const Source source, source_of(name, first, out.size()));
-  if (source.tensor->dtype == Dtype::kBF16) {
+  ACCORD_ASSIGN_OR_RETURN(const StoredWeight* weight, source_of(name, first, out.size()));
+  if (weight->encoding == Encoding::kPlain && weight->data->dtype == Dtype::kBF16) {
     if (!out.empty()) {
-      std::memcpy(out.data(), source.tensor->data + source.first * size_of(Dtype::kBF16), out.size_bytes());
+      std::memcpy(out.data(), weight->data->data + (weight->first + first) * size_of(Dtype::kBF16),
+                  out.size_bytes());
     }
     return absl::OkStatus();
   }
   std::vector<float> chunk(static_cast<size_t>(std::min<int64_t>(kChunk, static_cast<int64_t>(out.size()))));
   for (size_t done = 0; done < out.size(); done += chunk.size()) {
     const auto part = std::span(chunk).first(std::min(chunk.size(), out.size() - done));
-    ACCORD_RETURN_IF_ERROR(
-        annotate(convert_to_f32(*source.tensor, source.first + static_cast<int64_t>(done), part), dir_));
-    std::transform(part.begin(), part.end(), out.begin() + static_cast<std::ptrdiff_t>(done), to_bf16);
+    ACCORD_RETURN_IF_ERROR(annotate(decode(*weight, first + static_cast<int64_t>(done), part), dir_));
+    kernels::narrow(part.data(), out.data() + done, static_cast<int64_t>(part.size()));
   }
   return absl::OkStatus();
 }
 
 Status HfCheckpoint::read_bf16(std::string_view name, std::span<BF16> out) const {
-  ACCORD_ASSIGN_OR_RETURN(const Source source, source_of(name, 0, 0));
-  if (source.numel != static_cast<int64_t>(out.size())) {
-    return internal_error("{}: '{}' has {} elements, the destination {}", dir_, printable(name), source.numel,
-                          out.size());
+  ACCORD_ASSIGN_OR_RETURN(const StoredWeight* weight, source_of(name, 0, 0));
+  if (weight->numel() != static_cast<int64_t>(out.size())) {
+    return internal_error("{}: '{}' has {} elements, the destination {}", dir_, printable(name),
+                          weight->numel(), out.size());
   }
   return read_bf16(name, 0, out);
+}
+
+namespace {
+
+// The bytes of rows [row, row + count) in each of the weight's tensors.
+template <class Visit>
+void visit_memory(const StoredWeight& w, int64_t row, int64_t count, Visit visit) {
+  const int64_t row_bytes = w.encoding == Encoding::kPlain ? w.cols * size_of(w.data->dtype)
+                                                           : w.data->bytes / std::max<int64_t>(w.rows, 1);
+  visit(w.data->data + w.first * size_of(w.data->dtype) + row * row_bytes,
+        static_cast<size_t>(count * row_bytes));
+  if (w.scales != nullptr) {
+    const int64_t per_row = w.scales->bytes / std::max<int64_t>(w.rows, 1);
+    visit(w.scales->data + row * per_row, static_cast<size_t>(count * per_row));
+  }
+}
+
+}  // namespace
+
+void HfCheckpoint::prefetch(const StoredWeight& weight, int64_t row, int64_t count) const {
+  visit_memory(weight, row, count, prefetch_mapped);
+}
+
+void HfCheckpoint::release(const StoredWeight& weight, int64_t row, int64_t count) const {
+  visit_memory(weight, row, count, release_mapped);
+}
+
+void HfCheckpoint::release_all() const {
+  for (const SafetensorsFile& file : files()) {
+    if (!file.tensors().empty()) {
+      const std::byte* begin = file.tensors().front().data;
+      const TensorInfo& last = file.tensors().back();
+      release_mapped(begin, static_cast<size_t>(last.data + last.bytes - begin));
+    }
+  }
 }
 
 }  // namespace accord::checkpoint

@@ -54,28 +54,20 @@ Status write_hf_directory(const std::string& dir, std::string_view config_json,
   return write_file_atomic(dir + "/" + kConfigFile, config_json);
 }
 
-Status write_hf_checkpoint(const std::string& dir, const HfConfig& config, const Bf16Provider& provide,
-                           const HfWriteOptions& options) {
-  const std::string path = dir + "/" + kConfigFile;
-  std::string config_json = make_config_json(config.model);
-  if (!config.config_json.empty()) {
-    ACCORD_ASSIGN_OR_RETURN(config_json, normalized_config_json(config.config_json, path));
+Dtype plain_dtype(const ParamSpec& spec) {
+  return spec.role == ParamRole::kRouterBias ? Dtype::kF32 : Dtype::kBF16;
+}
+
+StatusOr<std::string> config_json_to_write(const HfConfig& config, const std::string& path) {
+  if (config.config_json.empty()) {
+    return make_config_json(config.model);
   }
-  const std::string generation_json = config.generation_config_json.empty()
-                                          ? make_generation_config_json(config.model)
-                                          : config.generation_config_json;
-  const std::vector<ParamSpec> parameters = parameter_specs(config.model);
-  std::vector<TensorSpec> tensors;
-  tensors.reserve(parameters.size());
-  for (const ParamSpec& parameter : parameters) {
-    tensors.push_back({parameter.name, Dtype::kBF16, parameter.shape});
-  }
-  size_t next = 0;  // tensors are produced in the order given
-  const auto produce = [&](const TensorSpec&, const ByteSink& sink) -> Status {
-    ACCORD_ASSIGN_OR_RETURN(const std::span<const BF16> values, provide(parameters[next++]));
-    return sink(values.data(), values.size_bytes());
-  };
-  return write_hf_directory(dir, config_json, generation_json, tensors, produce, options);
+  return normalized_config_json(config.config_json, path);
+}
+
+std::string generation_config_json_to_write(const HfConfig& config) {
+  return config.generation_config_json.empty() ? make_generation_config_json(config.model)
+                                               : config.generation_config_json;
 }
 
 }  // namespace accord::checkpoint

@@ -11,6 +11,7 @@
 
 #include "base/model_config.hpp"
 #include "base/status.hpp"
+#include "checkpoint/quantization_config.hpp"
 
 namespace accord::checkpoint {
 
@@ -19,6 +20,7 @@ struct HfConfig {
   ModelConfig model;
   std::string config_json;
   std::string generation_config_json;  // empty: the directory has none
+  QuantizationConfig quantization;     // how the weights beside it are stored
 };
 
 struct HfConfigOptions {

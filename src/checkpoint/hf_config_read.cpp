@@ -83,8 +83,15 @@ void refuse_unsupported(JsonFields& fields, Architecture architecture, const HfC
   }
   if (!options.allow_quantization) {
     for (const char* key : {"quantization_config", "compression_config"}) {
-      if (fields.has(key)) {
-        fields.fail(key, "is present: the weights are quantized; load the BF16 checkpoint they came from");
+      const Json* value = fields.find(key);
+      if (value == nullptr) {
+        continue;
+      }
+      const Status status =
+          parse_quantization_config(value->dump(-1, ' ', false, Json::error_handler_t::replace), key)
+              .status();
+      if (!status.ok()) {
+        fields.fail(key, fmt::format("is not supported: {}", message_of(status)));
       }
     }
   }
@@ -409,6 +416,7 @@ StatusOr<HfConfig> read_hf_config_file(const std::string& path, const HfConfigOp
 
 StatusOr<HfConfig> read_hf_config(const std::string& dir, const HfConfigOptions& options) {
   ACCORD_ASSIGN_OR_RETURN(HfConfig result, read_hf_config_file(dir + "/config.json", options));
+  ACCORD_ASSIGN_OR_RETURN(result.quantization, read_quantization_config(dir, result.config_json));
   const std::string generation = dir + "/generation_config.json";
   std::error_code ignored;
   if (std::filesystem::exists(generation, ignored)) {

@@ -25,6 +25,10 @@ uint64_t stream_of(const std::string& name, int64_t block) {
 Status produce_parameter(const ParamSpec& parameter, double range, uint64_t seed, ThreadPool& pool,
                          std::vector<BF16>& memory, const ByteSink& sink) {
   const int64_t numel = parameter.numel();
+  if (parameter.role == ParamRole::kRouterBias) {  // kept in F32; no expert is favoured
+    const std::vector<float> zeros(static_cast<size_t>(numel));
+    return sink(zeros.data(), zeros.size() * sizeof(float));
+  }
   const int64_t span_elements = kBlocksAtOnce * kInitBlock;
   for (int64_t first = 0; first < numel; first += span_elements) {
     const int64_t count = std::min(span_elements, numel - first);
@@ -48,10 +52,6 @@ void init_block(const ParamSpec& parameter, double range, uint64_t seed, int64_t
     std::fill(out.begin(), out.end(), to_bf16(1.0F));
     return;
   }
-  if (parameter.role == ParamRole::kRouterBias) {
-    std::fill(out.begin(), out.end(), to_bf16(0.0F));
-    return;
-  }
   PhiloxStream stream(seed, stream_of(parameter.name, block));
   for (BF16& value : out) {
     value = to_bf16(static_cast<float>(range * stream.next_normal()));
@@ -69,7 +69,7 @@ StatusOr<InitSummary> init_model(const std::string& config_path, const std::stri
   std::vector<TensorSpec> tensors;
   tensors.reserve(parameters.size());
   for (const ParamSpec& parameter : parameters) {
-    tensors.push_back({parameter.name, Dtype::kBF16, parameter.shape});
+    tensors.push_back({parameter.name, plain_dtype(parameter), parameter.shape});
     summary.parameters += parameter.numel();
   }
   ThreadPool pool(std::max(options.num_threads, 1));
@@ -77,9 +77,10 @@ StatusOr<InitSummary> init_model(const std::string& config_path, const std::stri
   size_t next = 0;  // tensors are produced in the order given
   int64_t done = 0;
   const auto produce = [&](const TensorSpec&, const ByteSink& sink) {
-    const ByteSink counted = [&](const void* data, size_t size) -> Status {
+    const int64_t element = size_of(plain_dtype(parameters[next]));
+    const ByteSink counted = [&, element](const void* data, size_t size) -> Status {
       ACCORD_RETURN_IF_ERROR(sink(data, size));
-      done += static_cast<int64_t>(size / sizeof(BF16));
+      done += static_cast<int64_t>(size) / element;
       if (options.progress) {
         options.progress(done, summary.parameters);
       }

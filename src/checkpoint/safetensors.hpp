@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -91,6 +93,9 @@ class SafetensorsWriter {
   Status append(std::string_view name, std::span<const T> values) {
     return append(name, values.data(), values.size_bytes());
   }
+  // Bytes [offset, offset + size) of one tensor; several threads may write parts that do not overlap. A
+  // tensor is written either so or by append().
+  Status write_part(std::string_view name, int64_t offset, const void* data, size_t size);
   // Refuses a file with an incomplete tensor.
   Status commit();
 
@@ -100,9 +105,11 @@ class SafetensorsWriter {
     int64_t bytes = 0;
     int64_t written = 0;
   };
-  explicit SafetensorsWriter(AtomicFile file) : file_(std::move(file)) {}
+  explicit SafetensorsWriter(AtomicFile file)
+      : file_(std::move(file)), mutex_(std::make_unique<std::mutex>()) {}
 
   AtomicFile file_;
+  std::unique_ptr<std::mutex> mutex_;  // of write_part
   std::map<std::string, Slot, std::less<>> slots_;
 };
 

@@ -103,6 +103,23 @@ Status SafetensorsWriter::append(std::string_view name, const void* data, size_t
   return absl::OkStatus();
 }
 
+Status SafetensorsWriter::write_part(std::string_view name, int64_t offset, const void* data, size_t size) {
+  const auto found = slots_.find(name);
+  if (found == slots_.end()) {
+    return internal_error("{}: tensor '{}' is not among those announced", file_.path(), printable(name));
+  }
+  Slot& slot = found->second;
+  const auto bytes = static_cast<int64_t>(size);
+  if (offset < 0 || bytes > slot.bytes || offset > slot.bytes - bytes) {
+    return internal_error("{}: tensor '{}' takes {} bytes, got {} at {}", file_.path(), printable(name),
+                          slot.bytes, bytes, offset);
+  }
+  const std::lock_guard lock(*mutex_);
+  ACCORD_RETURN_IF_ERROR(file_.write_at(slot.begin + offset, data, size));
+  slot.written += bytes;
+  return absl::OkStatus();
+}
+
 Status SafetensorsWriter::commit() {
   for (const auto& [name, slot] : slots_) {
     if (slot.written != slot.bytes) {

@@ -55,13 +55,20 @@ Status write_shard(const std::string& path, const Shard& shard, const TensorProd
   return writer.commit();
 }
 
-std::string index_text(const std::vector<Shard>& shards, const std::vector<std::string>& files) {
+}  // namespace
+
+std::string shard_file_name(size_t number, size_t count) {
+  return count == 1 ? kSingleFile : fmt::format("model-{:05}-of-{:05}.safetensors", number + 1, count);
+}
+
+std::string make_safetensors_index(const std::vector<std::vector<TensorSpec>>& tensors,
+                                   const std::vector<std::string>& files) {
   Json index;
   int64_t total = 0;
   std::map<std::string, std::string> map;
-  for (size_t i = 0; i < shards.size(); ++i) {
-    total += shards[i].bytes;
-    for (const TensorSpec& tensor : shards[i].tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    for (const TensorSpec& tensor : tensors[i]) {
+      total += checked_bytes(tensor.dtype, tensor.shape).value_or(0);  // checked when the shards were planned
       map.emplace(tensor.name, files[i]);
     }
   }
@@ -69,8 +76,6 @@ std::string index_text(const std::vector<Shard>& shards, const std::vector<std::
   index["weight_map"] = map;
   return index.dump(2) + "\n";
 }
-
-}  // namespace
 
 StatusOr<std::map<std::string, std::string>> parse_safetensors_index(std::string_view text,
                                                                      const std::string& path) {
@@ -175,15 +180,15 @@ Status write_sharded(const std::string& dir, const std::vector<TensorSpec>& tens
   }
   ACCORD_ASSIGN_OR_RETURN(const std::vector<Shard> shards, plan_shards(tensors, max_shard_bytes));
   ACCORD_RETURN_IF_ERROR(make_dirs(dir));
-  if (shards.size() == 1) {
-    return write_shard(dir + "/" + kSingleFile, shards.front(), produce);
-  }
+  std::vector<std::vector<TensorSpec>> specs;
   std::vector<std::string> files;
   for (size_t i = 0; i < shards.size(); ++i) {
-    files.push_back(fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size()));
+    files.push_back(shard_file_name(i, shards.size()));
+    specs.push_back(shards[i].tensors);
     ACCORD_RETURN_IF_ERROR(write_shard(dir + "/" + files.back(), shards[i], produce));
   }
-  return write_file_atomic(dir + "/" + kIndexFile, index_text(shards, files));
+  return shards.size() == 1 ? absl::OkStatus()
+                            : write_file_atomic(dir + "/" + kIndexFile, make_safetensors_index(specs, files));
 }
 
 }  // namespace accord::checkpoint

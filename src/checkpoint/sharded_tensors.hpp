@@ -49,6 +49,12 @@ using ByteSink = std::function<Status(const void* data, size_t size)>;
 // Produces one tensor. Called once per tensor, in the order given.
 using TensorProducer = std::function<Status(const TensorSpec& tensor, const ByteSink& sink)>;
 
+// "model.safetensors" if it is the only one, else "model-00001-of-00003.safetensors" for number 0.
+std::string shard_file_name(size_t number, size_t count);
+// The index of tensors that lie in `files`, in the same order.
+std::string make_safetensors_index(const std::vector<std::vector<TensorSpec>>& tensors,
+                                   const std::vector<std::string>& files);
+
 inline constexpr int64_t kDefaultShardBytes = int64_t{4} << 30;
 
 // Writes `tensors` in their order as one file, or as shards of at most max_shard_bytes of data (a larger

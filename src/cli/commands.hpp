@@ -15,6 +15,8 @@ void add_verify_weights(CLI::App& app, Action& action);
 void add_stop(CLI::App& app, Action& action);
 void add_plan(CLI::App& app, Action& action);
 void add_init_model(CLI::App& app, Action& action);
+void add_convert(CLI::App& app, Action& action);
+void add_verify(CLI::App& app, Action& action);
 void add_quantize(CLI::App& app, Action& action);
 void add_score(CLI::App& app, Action& action);
 void add_tokenize(CLI::App& app, Action& action);

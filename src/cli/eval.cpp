@@ -8,9 +8,10 @@
 #include "base/strict_json.hpp"
 #include "cli/commands.hpp"
 #include "cli/local_engine.hpp"
+#include "cli/reward_options.hpp"
 #include "cli/text_io.hpp"
-#include "reward/reward.hpp"
 #include "telemetry/progress.hpp"
+#include "text/data_path.hpp"
 #include "text/dataset.hpp"
 
 namespace accord::cli {
@@ -21,7 +22,7 @@ constexpr int32_t kBatchRows = 256;
 struct Arguments {
   LocalEngineArguments engine;
   text::DatasetOptions data;
-  std::string reward;
+  RewardArguments reward;
   int32_t samples = 1;
   int64_t limit = 0;
   std::string output;
@@ -33,7 +34,8 @@ struct Result {
   int64_t samples = 0;
   int64_t passed = 0;          // samples with a score above 0
   int64_t solved_prompts = 0;  // prompts with at least one of them
-  double score_sum = 0.0;
+  int64_t scored = 0;          // samples whose score came
+  double score_sum = 0.0;      // of those
   int64_t length_sum = 0;
   int64_t length_max = 0;
   int64_t truncated = 0;
@@ -41,7 +43,7 @@ struct Result {
 
 StatusOr<std::vector<rollout::Request>> make_requests(const Arguments& arguments, const LocalEngine& local,
                                                       const text::Dataset& data,
-                                                      const reward::Scorer& scorer) {
+                                                      const reward::BatchScorer& scorer) {
   const int64_t count = arguments.limit > 0 ? std::min(arguments.limit, data.size()) : data.size();
   std::vector<rollout::Request> requests;
   for (int64_t i = 0; i < count; ++i) {
@@ -55,23 +57,27 @@ StatusOr<std::vector<rollout::Request>> make_requests(const Arguments& arguments
 }
 
 Json sample_record(const Sample& sample, const Prompt& prompt, const std::string& response,
-                   const reward::Score& score) {
+                   const reward::Reward& reward) {
   Json record;
   record["prompt_id"] = prompt.id;
   record["sample"] = sample.key.sample_index;
   record["response"] = response;
   record["label"] = prompt.label;
-  record["score"] = score.score;
-  record["pred"] = score.pred ? Json(*score.pred) : Json(nullptr);
+  record["score"] = reward.score;
+  record["pred"] = reward.pred ? Json(*reward.pred) : Json(nullptr);
+  if (!reward.extra.empty()) {
+    record["extra"] = Json::parse(reward.extra);
+  }
+  if (reward.failed) {
+    record["reward_failed"] = true;
+  }
   record["tokens"] = sample.response_length();
   record["finish"] = sample.finish == FinishReason::kStop ? "stop" : "length";
   return record;
 }
 
-// Draws and scores everything; `lines` takes a JSON line per sample, in order.
-StatusOr<Result> evaluate(const Arguments& arguments, LocalEngine& local,
-                          const std::vector<rollout::Request>& requests, const reward::Scorer& scorer,
-                          std::string& lines) {
+StatusOr<std::vector<Sample>> draw(const Arguments& arguments, LocalEngine& local,
+                                   const std::vector<rollout::Request>& requests) {
   int64_t longest = 0;
   for (const rollout::Request& request : requests) {
     longest = std::max(longest, static_cast<int64_t>(request.prompt.tokens.size()));
@@ -89,7 +95,36 @@ StatusOr<Result> evaluate(const Arguments& arguments, LocalEngine& local,
                fmt::format("{:.0f} tokens/s", static_cast<double>(engine->stats().generated_tokens) /
                                                   std::max(engine->stats().forward_seconds, 1e-9)));
   };
-  ACCORD_ASSIGN_OR_RETURN(const std::vector<Sample> samples, engine->generate(requests, callbacks));
+  return engine->generate(requests, callbacks);
+}
+
+// Draws and scores everything; `lines` takes a JSON line per sample, in order.
+StatusOr<Result> evaluate(const Arguments& arguments, LocalEngine& local, const text::Dataset& data,
+                          const std::vector<rollout::Request>& requests, reward::BatchScorer& scorer,
+                          std::string& lines) {
+  ACCORD_ASSIGN_OR_RETURN(const std::vector<Sample> samples, draw(arguments, local, requests));
+  std::vector<std::string> responses;
+  for (const Sample& sample : samples) {
+    responses.push_back(
+        local.decode(std::span(sample.tokens).subspan(static_cast<size_t>(sample.prompt_length))));
+  }
+  std::vector<reward::ScoreRequest> questions;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const size_t p = i / static_cast<size_t>(arguments.samples);
+    reward::ScoreRequest& question = questions.emplace_back();
+    question.set = "eval";
+    question.prompt_id = requests[p].prompt.id;
+    question.sample_index = samples[i].key.sample_index;
+    question.prompt = data.text(static_cast<int64_t>(p));
+    question.response = responses[i];
+    question.label = requests[p].prompt.label;
+    question.truncated = samples[i].finish == FinishReason::kLength;
+    if (arguments.data.keep_records) {
+      question.messages = data.record(static_cast<int64_t>(p)).messages;
+      question.metadata = data.record(static_cast<int64_t>(p)).metadata;
+    }
+  }
+  ACCORD_ASSIGN_OR_RETURN(const std::vector<reward::Reward> rewards, scorer.score(questions));
 
   Result result;
   result.prompts = static_cast<int64_t>(requests.size());
@@ -97,19 +132,23 @@ StatusOr<Result> evaluate(const Arguments& arguments, LocalEngine& local,
   for (size_t i = 0; i < samples.size(); ++i) {
     const Sample& sample = samples[i];
     const Prompt& prompt = requests[i / static_cast<size_t>(arguments.samples)].prompt;
-    const std::string response =
-        local.decode(std::span(sample.tokens).subspan(static_cast<size_t>(sample.prompt_length)));
-    const reward::Score score = scorer.score(response, prompt.label);
-    solved = (sample.key.sample_index > 0 && solved) || score.score > 0.0;
+    const reward::Reward& reward = rewards[i];
+    const bool passed = reward.score > 0.0 && !reward.failed;
+    solved = (sample.key.sample_index > 0 && solved) || passed;
     result.solved_prompts += static_cast<int32_t>(sample.key.sample_index) == arguments.samples - 1 && solved;
     ++result.samples;
-    result.passed += score.score > 0.0;
-    result.score_sum += score.score;
+    result.passed += passed;
+    if (!reward.failed) {
+      ++result.scored;
+      result.score_sum += reward.score;
+    }
     result.length_sum += sample.response_length();
     result.length_max = std::max<int64_t>(result.length_max, sample.response_length());
     result.truncated += sample.finish == FinishReason::kLength;
     if (!arguments.output.empty()) {
-      lines += sample_record(sample, prompt, response, score).dump() + "\n";
+      lines += sample_record(sample, prompt, responses[i], reward)
+                   .dump(-1, ' ', false, Json::error_handler_t::replace) +
+               "\n";
     }
   }
   return result;
@@ -125,17 +164,26 @@ Json summary_of(const Result& result, int32_t samples_per_prompt) {
     json[fmt::format("pass@{}", samples_per_prompt)] =
         static_cast<double>(result.solved_prompts) / static_cast<double>(result.prompts);
   }
-  json["reward_mean"] = result.score_sum / samples;
+  if (result.scored > 0) {
+    json["reward_mean"] = result.score_sum / static_cast<double>(result.scored);
+  }
+  if (result.scored < result.samples) {
+    json["reward_failures"] = static_cast<double>(result.samples - result.scored) / samples;
+  }
   json["response_length_mean"] = static_cast<double>(result.length_sum) / samples;
   json["response_length_max"] = result.length_max;
   json["truncated_fraction"] = static_cast<double>(result.truncated) / samples;
   return json;
 }
 
-Status run_eval(const Arguments& arguments) {
-  ACCORD_RETURN_IF_ERROR(refuse_same_file(arguments.data.path, arguments.output));
-  ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<reward::Scorer> scorer,
-                          reward::make_scorer(arguments.reward));
+Status run_eval(Arguments arguments) {
+  ACCORD_ASSIGN_OR_RETURN(const text::DataPath data_path, text::parse_data_path(arguments.data.path));
+  ACCORD_RETURN_IF_ERROR(refuse_same_file(data_path.file, arguments.output));
+  arguments.reward.recipe = arguments.engine.recipe;
+  arguments.data.keep_records = wants_records(arguments.reward);
+  rpc::Canceller canceller;
+  ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<reward::BatchScorer> scorer,
+                          make_reward(arguments.reward, canceller));
   ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<LocalEngine> local,
                           LocalEngine::load(arguments.engine, true));
   ACCORD_ASSIGN_OR_RETURN(const text::Dataset data,
@@ -143,7 +191,7 @@ Status run_eval(const Arguments& arguments) {
   ACCORD_ASSIGN_OR_RETURN(const std::vector<rollout::Request> requests,
                           make_requests(arguments, *local, data, *scorer));
   std::string lines;
-  ACCORD_ASSIGN_OR_RETURN(const Result result, evaluate(arguments, *local, requests, *scorer, lines));
+  ACCORD_ASSIGN_OR_RETURN(const Result result, evaluate(arguments, *local, data, requests, *scorer, lines));
   if (!arguments.output.empty()) {
     ACCORD_RETURN_IF_ERROR(write_output(arguments.output, lines));
   }
@@ -167,15 +215,13 @@ void add_eval(CLI::App& app, Action& action) {
   arguments->data.on_bad_line_key = arguments->data.on_long_prompt_key = "";  // no option skips records here
   arguments->engine.max_tokens = 1024;
   arguments->engine.temperature = 1.0F;
-  std::vector<std::string> rewards;
-  for (const reward::ScorerType& type : reward::scorer_types()) {
-    rewards.emplace_back(type.name);
-  }
   add_local_engine_options(*command, arguments->engine);
-  command->add_option("--data", arguments->data.path, "JSONL with a prompt and a label per line")->required();
-  command->add_option("--reward", arguments->reward, "How responses are scored; a score above 0 passes")
-      ->required()
-      ->check(CLI::IsMember(rewards));
+  command
+      ->add_option("--data", arguments->data.path,
+                   "JSONL or Parquet with a prompt and a label per record; file@[a:b] is a part")
+      ->required();
+  add_reward_options(*command, arguments->reward,
+                     "How responses are scored (default: as --recipe does); a score above 0 passes");
   command->add_option("--samples", arguments->samples, "Samples per prompt")
       ->check(positive_number())
       ->capture_default_str();

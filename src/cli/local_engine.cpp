@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/log.hpp"
+#include "cli/chat_options.hpp"
 #include "controller/engine_limits.hpp"
 
 namespace accord::cli {
@@ -39,9 +40,9 @@ void add_local_engine_options(CLI::App& command, LocalEngineArguments& arguments
   command.add_option("--threads", arguments.threads, "Threads; never changes a token (0: all)")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
-  CLI::Option* chat =
-      command.add_flag("--chat", arguments.chat,
-                       "Put prompts into the model's chat template (default: where the template is known)");
+  CLI::Option* chat = command.add_flag(
+      "--chat", arguments.chat, "Put prompts into the model's chat template (default: where it has one)");
+  add_chat_options(command, arguments.template_options);
   command.add_flag("--no-chat", arguments.no_chat, "Give prompts to the model as they are")->excludes(chat);
 }
 
@@ -73,10 +74,11 @@ Status LocalEngine::load_text(bool tokenizer_required) {
   if (arguments_.no_chat) {
     return absl::OkStatus();
   }
-  auto chat = text::ChatTemplate::resolve("auto", arguments_.checkpoint);
+  const text::ChatOptions& options = arguments_.template_options;
+  auto chat = text::ChatTemplate::resolve(options, arguments_.checkpoint);
   if (chat.ok()) {
     chat_ = *chat;
-  } else if (arguments_.chat) {
+  } else if (arguments_.chat || options.name != "auto" || options.kwargs != "{}" || !options.date.empty()) {
     return chat.status();
   } else {
     log::warn("{}; prompts go to the model as they are", message_of(chat.status()));

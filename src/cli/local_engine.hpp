@@ -25,7 +25,8 @@ struct LocalEngineArguments {
   int32_t top_k = -1;
   int32_t max_tokens = 0;
   std::vector<std::string> stop;
-  bool chat = false;  // neither: where the model's chat template is known
+  text::ChatOptions template_options;
+  bool chat = false;  // neither: where the model has a chat template
   bool no_chat = false;
 };
 

@@ -25,6 +25,8 @@ int main(int argc, char** argv) {
   cli::add_stop(app, action);
   cli::add_plan(app, action);
   cli::add_init_model(app, action);
+  cli::add_convert(app, action);
+  cli::add_verify(app, action);
   cli::add_quantize(app, action);
   cli::add_score(app, action);
   cli::add_tokenize(app, action);

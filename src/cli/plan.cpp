@@ -1,6 +1,8 @@
 // accord plan: what a recipe means, without reading a weight's values or starting a process.
 #include "precision/plan.hpp"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -16,10 +18,16 @@
 #include "controller/model_rules.hpp"
 #include "controller/reference_policy.hpp"
 #include "controller/run_inputs.hpp"
+#include "precision/expert_shards.hpp"
+#include "precision/plan_summary.hpp"
+#include "recipe/miles_args.hpp"
 #include "recipe/recipe.hpp"
 #include "reward/reward.hpp"
 #include "rpc/identity.hpp"
+#include "rpc/reward_client.hpp"
 #include "text/chat_template.hpp"
+#include "text/data_path.hpp"
+#include "text/parquet.hpp"
 #include "trainer/shards.hpp"
 #include "weights/manifest.hpp"
 
@@ -32,6 +40,8 @@ struct Arguments {
   std::string recipe;
   std::vector<std::string> overrides;
   bool json = false;
+  std::string explain;          // a tensor's name
+  std::string from_miles_args;  // a file of arguments
 };
 
 struct Memory {
@@ -65,12 +75,26 @@ void refuse_unless_ok(const Status& status, std::vector<Status>& refused) {
 }
 
 Status check_file(const char* key, const std::string& path) {
+  const StatusOr<text::DataPath> data = text::parse_data_path(path);
+  if (!data.ok()) {
+    return annotate(data.status(), key);
+  }
+  ACCORD_RETURN_IF_ERROR(annotate(text::check_format(*data), key));
   std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) {
+  if (!std::filesystem::is_regular_file(data->file, error)) {
     return io_error("{}: '{}' is not a file that can be read (relative paths start at the current directory)",
-                    key, path);
+                    key, data->file);
   }
   return absl::OkStatus();
+}
+
+// Whether the template renders one question, with or without a system message.
+Status check_chat_template(const recipe::Recipe& recipe) {
+  ACCORD_ASSIGN_OR_RETURN(const text::ChatTemplate chat, controller::resolve_chat_template(recipe));
+  const Status rendered = chat.render_text("2 + 2?").status();
+  const std::vector<text::Message> with_system = {{"system", "Be brief."}, {"user", "2 + 2?"}};
+  return rendered.ok() || chat.render(with_system).ok() ? absl::OkStatus()
+                                                        : annotate(rendered, "data.chat_template");
 }
 
 // Records, labels and tokenizer, as a run reads them. A plan needs only the model's config, a run the rest.
@@ -96,15 +120,23 @@ void check_surroundings(DryRun& run) {
     refuse_unless_ok(bytes.status(), run.refused);
     run.memory.reference = bytes.value_or(0);
   }
-  if (recipe.reward.type != "external") {  // already refused
+  if (recipe.reward.external) {
+    refuse_unless_ok(rpc::check_reward(recipe.reward, /*allow_exec=*/true), run.refused);
+    if (!recipe.reward.external->command.empty()) {
+      run.warnings.push_back(fmt::format("a run executes '{}': it needs --allow-exec",
+                                         fmt::join(recipe.reward.external->command, " ")));
+    }
+  } else {
     const Status scorer = reward::make_scorer(recipe.reward.type).status();
     refuse_unless_ok(scorer.ok() ? scorer : annotate(scorer, "reward.type"), run.refused);
   }
-  const Status chat =
-      text::ChatTemplate::resolve(recipe.data.chat_template, recipe.model.checkpoint).status();
-  refuse_unless_ok(chat.ok() ? chat : annotate(chat, "data.chat_template"), run.refused);
+  refuse_unless_ok(check_chat_template(recipe), run.refused);
   refuse_unless_ok(annotate(rpc::check_loopback(recipe.monitor.listen), "monitor.listen"), run.refused);
-  refuse_unless_ok(check_file("data.train.path", recipe.data.train.path), run.refused);
+  for (size_t i = 0; i < recipe.data.train.size(); ++i) {
+    const std::string key =
+        recipe.data.train.size() == 1 ? "data.train.path" : fmt::format("data.train.{}.path", i);
+    refuse_unless_ok(check_file(key.c_str(), recipe.data.train[i].path), run.refused);
+  }
   for (size_t i = 0; i < recipe.data.eval.size(); ++i) {
     refuse_unless_ok(check_file(fmt::format("data.eval.{}.path", i).c_str(), recipe.data.eval[i].path),
                      run.refused);
@@ -179,6 +211,7 @@ StatusOr<DryRun> dry_run(const Arguments& arguments) {
   ACCORD_ASSIGN_OR_RETURN(recipe::Inspection inspection, inspect(arguments));
   DryRun run;
   run.recipe = std::move(inspection.recipe);
+  run.warnings = std::move(inspection.notes);
   refuse_unless_ok(inspection.refused, run.refused);
   StatusOr<checkpoint::HfConfig> hf = checkpoint::read_hf_config(run.recipe.model.checkpoint);
   if (!hf.ok()) {
@@ -190,13 +223,17 @@ StatusOr<DryRun> dry_run(const Arguments& arguments) {
     run.parameters += spec.numel();
   }
   ACCORD_ASSIGN_OR_RETURN(run.plan, precision::build_plan(run.config, run.recipe.precision));
+  const int64_t shards = run.recipe.trainer.expert_tensor_parallel;
+  refuse_unless_ok(precision::check_expert_shards(run.plan, shards, precision::kRolloutExpertShards),
+                   run.refused);
+  run.plan.digest = precision::digest_with_expert_shards(run.plan.digest, shards);
   ACCORD_ASSIGN_OR_RETURN(run.manifest, weights::build_manifest(run.config, run.plan));
   StatusOr<Memory> memory = memory_of(run);
   refuse_unless_ok(memory.status(), run.refused);
   if (memory.ok()) {
     run.memory = *memory;
   }
-  run.warnings = run.plan.warnings;
+  run.warnings.insert(run.warnings.end(), run.plan.warnings.begin(), run.plan.warnings.end());
   check_surroundings(run);
   return run;
 }
@@ -215,6 +252,7 @@ std::string bytes_text(int64_t bytes) {
 std::string to_text(const DryRun& run) {
   const Memory& m = run.memory;
   std::string out = run.plan.to_text();
+  out += "\n" + precision::summarize(run.plan).to_text();
   out += fmt::format("\nmodel             {}: {} layers, {} parameters\n", run.recipe.model.checkpoint,
                      run.config.num_layers, run.parameters);
   out += fmt::format("plan digest       {}\n", run.plan.digest);
@@ -234,6 +272,22 @@ std::string to_text(const DryRun& run) {
   return out;
 }
 
+Json summary_json(const precision::PlanSummary& summary) {
+  Json out;
+  out["parameters"] = summary.parameters;
+  out["expert_parameters"] = summary.experts();
+  out["routed_expert_parameters"] = summary.routed;
+  out["groups"] = Json::array();
+  for (const precision::PlanGroup& group : summary.groups) {
+    out["groups"].push_back({{"module", group.module},
+                             {"format", std::string(precision::format_word(group.format))},
+                             {"weights", group.weights},
+                             {"parameters", group.parameters},
+                             {"bytes", group.bytes}});
+  }
+  return out;
+}
+
 std::string to_json(const DryRun& run) {
   const Memory& m = run.memory;
   Json out;
@@ -242,6 +296,7 @@ std::string to_json(const DryRun& run) {
                   {"layers", run.config.num_layers},
                   {"parameters", run.parameters}};
   out["plan"] = Json::parse(run.plan.to_json());
+  out["summary"] = summary_json(precision::summarize(run.plan));
   out["manifest"] = {{"digest", run.manifest.digest}, {"arena_bytes", run.manifest.arena_bytes}};
   out["memory_bytes"] = {{"rollout_worker", {{"weights", m.arena}, {"kv_cache", m.kv_cache}}},
                          {"trainer_worker",
@@ -259,8 +314,29 @@ std::string to_json(const DryRun& run) {
   return out.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
+Status import_arguments(const Arguments& arguments) {
+  ACCORD_ASSIGN_OR_RETURN(const std::string text, read_input(arguments.from_miles_args));
+  ACCORD_ASSIGN_OR_RETURN(const recipe::MilesImport imported,
+                          recipe::import_miles_args(text, input_name(arguments.from_miles_args)));
+  for (const std::string& note : imported.notes) {
+    fmt::print(stderr, "{}\n", note);
+  }
+  return write_output("-", imported.yaml);
+}
+
 Status plan(const Arguments& arguments) {
+  if (!arguments.from_miles_args.empty()) {
+    return import_arguments(arguments);
+  }
+  if (arguments.recipe.empty()) {
+    return usage_error("give a recipe, or --from-miles-args FILE");
+  }
   ACCORD_ASSIGN_OR_RETURN(const DryRun run, dry_run(arguments));
+  if (!arguments.explain.empty()) {
+    ACCORD_ASSIGN_OR_RETURN(const std::string text, precision::explain(run.config, run.recipe.precision,
+                                                                       run.plan, arguments.explain));
+    return write_output("-", text);
+  }
   ACCORD_RETURN_IF_ERROR(write_output("-", arguments.json ? to_json(run) : to_text(run)));
   if (run.refused.empty()) {
     return absl::OkStatus();
@@ -280,7 +356,7 @@ void add_plan(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand(
       "plan",
       "Dry run: validate a recipe; show each weight's format, digests, memory, what would be refused");
-  command->add_option("recipe", arguments->recipe, "The recipe (YAML); - for standard input")->required();
+  command->add_option("recipe", arguments->recipe, "The recipe (YAML); - for standard input");
   command
       ->add_option("--set", arguments->overrides,
                    "Override one key: --set trainer.optimizer.lr=1e-5 (repeatable)")
@@ -288,6 +364,16 @@ void add_plan(CLI::App& app, Action& action) {
       ->expected(1)
       ->type_name("KEY=VALUE");
   command->add_flag("--json", arguments->json, "Everything as one JSON object, every weight listed");
+  CLI::Option* explain = command
+                             ->add_option("--explain", arguments->explain,
+                                          "Only which rule gave this weight its format; Hugging Face or "
+                                          "Megatron name")
+                             ->type_name("TENSOR");
+  command
+      ->add_option("--from-miles-args", arguments->from_miles_args,
+                   "Print the recipe that a file of Miles arguments amounts to; - for standard input")
+      ->type_name("FILE")
+      ->excludes(explain);
   command->callback([arguments, &action] { action = [arguments] { return plan(*arguments); }; });
 }
 

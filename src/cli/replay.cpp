@@ -14,6 +14,7 @@
 #include "controller/engine_limits.hpp"
 #include "controller/model_rules.hpp"
 #include "controller/replay_run.hpp"
+#include "controller/source_check.hpp"
 #include "precision/plan.hpp"
 #include "recipe/recipe.hpp"
 #include "trainer/objective.hpp"
@@ -304,6 +305,7 @@ Status replay(const Arguments& arguments) {
   ACCORD_ASSIGN_OR_RETURN(const Recorded recorded, read_batch(file, recipe, config));
   ACCORD_ASSIGN_OR_RETURN(const precision::PrecisionPlan plan,
                           precision::build_plan(config, recipe.precision));
+  ACCORD_RETURN_IF_ERROR(controller::check_source_formats(source, plan));
   ACCORD_ASSIGN_OR_RETURN(const WeightManifest manifest, weights::build_manifest(config, plan));
 
   trainer::TrainerOptions options;

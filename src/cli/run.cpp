@@ -17,6 +17,7 @@ std::shared_ptr<rpc::ControllerOptions> add_recipe_options(CLI::App& command) {
       ->type_name("KEY=VALUE");
   command.add_flag("--resume", options->resume, "Continue from the newest checkpoint that verifies");
   command.add_option("--steps", options->steps, "Run up to this step instead of run.steps")->type_name("N");
+  command.add_flag("--allow-exec", options->allow_exec, "Let the recipe execute its reward.command");
   return options;
 }
 

@@ -2,8 +2,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 
 #include "base/strict_json.hpp"
+#include "cli/chat_options.hpp"
 #include "cli/commands.hpp"
 #include "cli/text_io.hpp"
 #include "text/chat_template.hpp"
@@ -17,7 +19,7 @@ struct Arguments {
   std::string dir;
   std::string input;
   std::string output;
-  std::string chat_template = "auto";
+  text::ChatOptions chat;
   bool decode = false;
   bool skip_special = false;
   bool no_generation_prompt = false;
@@ -26,7 +28,7 @@ struct Arguments {
 class Converter {
  public:
   Converter(const Arguments& arguments, const text::Tokenizer& tokenizer, text::ChatTemplate chat)
-      : arguments_(arguments), tokenizer_(tokenizer), chat_(chat) {}
+      : arguments_(arguments), tokenizer_(tokenizer), chat_(std::move(chat)) {}
 
   StatusOr<std::string> convert(std::string_view line) const {
     ACCORD_ASSIGN_OR_RETURN(Json record, parse_json(line));
@@ -90,10 +92,9 @@ Status tokenize(const Arguments& arguments) {
   ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<text::Tokenizer> tokenizer,
                           text::Tokenizer::load(arguments.dir));
   ACCORD_ASSIGN_OR_RETURN(const std::string input, read_input(arguments.input));
-  // A template that `auto` cannot recognise matters only to lines with messages.
-  const StatusOr<text::ChatTemplate> chat =
-      text::ChatTemplate::resolve(arguments.chat_template, arguments.dir);
-  if (!chat.ok() && (arguments.chat_template != "auto" || input.find("\"messages\"") != std::string::npos)) {
+  // A template of the checkpoint that cannot be read matters only to lines with messages.
+  const StatusOr<text::ChatTemplate> chat = text::ChatTemplate::resolve(arguments.chat, arguments.dir);
+  if (!chat.ok() && (arguments.chat.name != "auto" || input.find("\"messages\"") != std::string::npos)) {
     return chat.status();
   }
   const Converter converter(arguments, *tokenizer,
@@ -127,9 +128,7 @@ void add_tokenize(CLI::App& app, Action& action) {
       ->required();
   command->add_flag("--decode", arguments->decode, "Turn ids into text");
   command->add_flag("--skip-special", arguments->skip_special, "With --decode: leave special tokens out");
-  command->add_option("--chat-template", arguments->chat_template, "How messages are rendered")
-      ->check(CLI::IsMember({"auto", "chatml", "qwen3", "smollm2", "none"}))
-      ->capture_default_str();
+  add_chat_options(*command, arguments->chat);
   command->add_flag("--no-generation-prompt", arguments->no_generation_prompt,
                     "Do not open the assistant's turn after the messages");
   command->callback([arguments, &action] { action = [arguments] { return tokenize(*arguments); }; });

@@ -11,6 +11,15 @@ namespace {
 
 constexpr int64_t kMaxStateBytes = 1 << 20;
 
+// What the order of prompts depends on: the number of records; of several files, with the weight of each.
+nlohmann::json train_records(const RunInputs& inputs) {
+  nlohmann::json files = nlohmann::json::array();
+  for (const TrainInput& train : inputs.train) {
+    files.push_back(nlohmann::json::array({train.data->size(), train.options.weight}));
+  }
+  return files.size() == 1 ? files[0][0] : files;
+}
+
 // Null where a checkpoint may be continued by this run, else the reason against it.
 Status check_state(const RunInputs& inputs, const std::string& directory) {
   const std::string path = directory + "/" + kRunStateFile;
@@ -37,10 +46,11 @@ Status check_state(const RunInputs& inputs, const std::string& directory) {
         "repeated",
         path, field("prompts_per_step").dump(), inputs.recipe.rollout.prompts_per_step);
   }
-  if (field("train_records") != inputs.train->size()) {
+  if (const nlohmann::json records = train_records(inputs); field("train_records") != records) {
     return recipe_error(
-        "{}: was written with {} training records, {} has {}: the order of prompts would differ", path,
-        field("train_records").dump(), inputs.recipe.data.train.path, inputs.train->size());
+        "{}: was written with {} training records, data.train has {}{}: the order of prompts would differ",
+        path, field("train_records").dump(), records.dump(),
+        records.is_array() ? " (of each file, with its weight)" : "");
   }
   return absl::OkStatus();
 }
@@ -61,7 +71,7 @@ Status save_checkpoint(const RunInputs& inputs, const Pools& pools, RunDirectory
   state["version"] = version;
   state["seed"] = inputs.recipe.run.seed;
   state["prompts_per_step"] = inputs.recipe.rollout.prompts_per_step;
-  state["train_records"] = inputs.train->size();
+  state["train_records"] = train_records(inputs);
   state["plan_digest"] = inputs.plan.digest;
   state["manifest_digest"] = inputs.manifest.digest;
   ACCORD_RETURN_IF_ERROR(writer.add_text(kRunStateFile, state.dump(2) + "\n"));

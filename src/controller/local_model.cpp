@@ -5,7 +5,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.hpp"
 #include "checkpoint/hf_checkpoint.hpp"
+#include "controller/source_check.hpp"
 #include "precision/plan.hpp"
 #include "recipe/recipe.hpp"
 #include "weights/arena.hpp"
@@ -54,7 +56,7 @@ model::Model& LocalModel::model() { return *impl_->model; }
 ThreadPool& LocalModel::pool() { return impl_->pool; }
 
 StatusOr<std::unique_ptr<LocalModel>> LocalModel::load(const LocalModelOptions& options) {
-  recipe::PrecisionPart precision;  // no matchers: everything BF16
+  std::optional<recipe::PrecisionPart> precision;  // none: as the checkpoint is stored
   MlaForm mla = kDefaultMlaForm;
   Dtype dtype = Dtype::kBF16;
   if (!options.recipe.empty()) {
@@ -70,8 +72,12 @@ StatusOr<std::unique_ptr<LocalModel>> LocalModel::load(const LocalModelOptions& 
   impl->config = source.config();
   impl->config.mla.form = options.mla.value_or(mla);
   ACCORD_ASSIGN_OR_RETURN(const precision::PrecisionPlan plan,
-                          precision::build_plan(impl->config, precision));
+                          precision::build_plan(impl->config, precision ? *precision : precision_of(source)));
   ACCORD_RETURN_IF_ERROR(check_runnable(plan));
+  ACCORD_RETURN_IF_ERROR(check_source_formats(source, plan));
+  if (const std::string note = source_note(source); !note.empty()) {
+    log::info("{}", note);
+  }
 
   ACCORD_ASSIGN_OR_RETURN(impl->manifest, weights::build_manifest(impl->config, plan));
   ACCORD_ASSIGN_OR_RETURN(impl->arena, weights::Arena::create(impl->manifest.arena_bytes));

@@ -1,6 +1,7 @@
 #include "controller/recorded_steps.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "base/log.hpp"
@@ -122,6 +123,7 @@ StatusOr<std::vector<ScoredSample>> load_recorded_step(const std::string& path) 
     out.rolled.prompt = i / static_cast<size_t>(batch.samples_per_prompt);
     out.reward = recorded.reward;
     out.penalty = recorded.penalty;
+    out.failed = std::isnan(recorded.reward);
   }
   return samples;
 }

@@ -13,6 +13,7 @@
 #include "controller/weight_check.hpp"
 #include "device/thread_pool.hpp"
 #include "model/forward.hpp"
+#include "precision/expert_shards.hpp"
 #include "rollout/engine.hpp"
 #include "text/tokenizer.hpp"
 #include "weights/arena.hpp"
@@ -54,7 +55,7 @@ class RolloutWorkerImpl final : public RolloutWorker {
 };
 
 StatusOr<SetupReport> RolloutWorkerImpl::setup(const SetupJob& job) {
-  ACCORD_ASSIGN_OR_RETURN(policy_, make_policy_setup(job));
+  ACCORD_ASSIGN_OR_RETURN(policy_, make_policy_setup(job, precision::kRolloutExpertShards));
   const recipe::Recipe& recipe = policy_->recipe;
   const ModelConfig& config = policy_->hf.model;
   pool_ = std::make_unique<ThreadPool>(worker_threads(recipe.rollout.threads, recipe.rollout.workers));

@@ -20,6 +20,12 @@ Status write_samples(const RunDirectory& directory, uint64_t step, std::span<con
     line["label"] = prompts[sample.rolled.prompt].label;
     line["pred"] = sample.pred;
     line["reward"] = sample.reward;
+    if (!sample.extra.empty()) {
+      line["extra"] = nlohmann::ordered_json::parse(sample.extra);
+    }
+    if (sample.failed) {
+      line["reward_failed"] = true;
+    }
     line["response_length"] = summary.response_length;
     line["truncated"] = summary.truncated;
     // A response cut in the middle of a character is still written.

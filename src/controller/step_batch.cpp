@@ -257,7 +257,9 @@ StatusOr<StepBatch> read_step_batch(const std::string& path) {
       return data_error("{}: sample {} has prompt_len {} and total_len {}; 1 <= prompt_len < total_len <= {}",
                         path, b, prompt[i], total[i], length);
     }
-    if (!std::isfinite(rewards[i]) || !std::isfinite(penalties[i]) || !std::isfinite(advantages[i])) {
+    const bool no_reward = std::isnan(rewards[i]) && trained[i] == 0;
+    if (!(std::isfinite(rewards[i]) || no_reward) || !std::isfinite(penalties[i]) ||
+        !std::isfinite(advantages[i])) {
       return data_error("{}: sample {} has reward {}, penalty {} and advantage {}; all must be finite", path,
                         b, rewards[i], penalties[i], advantages[i]);
     }

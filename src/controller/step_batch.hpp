@@ -9,9 +9,10 @@
 //   routing              [B,T,L,k] I32 expert ids in the L MoE layers, where the samples carry them; -1 in
 //   the
 //                        rows that have none, from the last token on
-//   rewards, penalties   [B] F64       the reward (penalty for overlong responses included), and that part
+//   rewards, penalties   [B] F64       the reward (penalty for overlong responses included; NaN: none came),
+//                                      and that part
 //   advantages           [B] F64
-//   trained              [B] U8        0: left out by algorithm.filter_zero_std
+//   trained              [B] U8        0: left out by algorithm.filter_zero_std or reward.on_failure
 //   truncated            [B] U8
 //   prompt_id            [B] I64       sample_index [B] I32
 //
@@ -29,8 +30,8 @@
 namespace accord::controller {
 
 struct BatchSample {
-  Sample sample;  // its weight_version is the batch's
-  double reward = 0.0;
+  Sample sample;        // its weight_version is the batch's
+  double reward = 0.0;  // NaN: it has none, and is not trained on
   double penalty = 0.0;
   double advantage = 0.0;
   bool trained = true;

@@ -10,6 +10,7 @@
 #include "controller/evaluation.hpp"
 #include "controller/recorded_steps.hpp"
 #include "controller/rollout_phase.hpp"
+#include "controller/sample_rewards.hpp"
 #include "controller/samples_file.hpp"
 #include "controller/step_metrics.hpp"
 #include "controller/trainer_pool.hpp"
@@ -17,6 +18,7 @@
 #include "telemetry/metrics_writer.hpp"
 #include "telemetry/progress.hpp"
 #include "telemetry/tensorboard.hpp"
+#include "text/epoch_sampler.hpp"
 #include "trainer/objective.hpp"
 #include "weights/ledger.hpp"
 
@@ -41,7 +43,7 @@ struct StepLoop::Impl {
   RunState& state;
   const LoopOptions options;
 
-  text::EpochSampler prompts_order{inputs.recipe.run.seed, static_cast<uint64_t>(inputs.train->size())};
+  text::MixtureSampler prompts_order = prompt_order(inputs);
   std::unique_ptr<telemetry::MetricsWriter> metrics_file;
   std::unique_ptr<telemetry::TensorBoardWriter> tensorboard;
   std::unique_ptr<weights::Ledger> ledger;
@@ -64,7 +66,7 @@ struct StepLoop::Impl {
   Status evaluate(uint64_t step, bool due_only, Metrics& metrics);
   Status commit(uint64_t step, const Metrics& metrics);
   StatusOr<std::vector<ScoredSample>> roll_out_and_score(uint64_t step, std::span<const Prompt> prompts,
-                                                         std::span<const std::string> texts,
+                                                         std::span<const PromptSource> sources,
                                                          Metrics& metrics);
   StatusOr<std::vector<ScoredSample>> recorded_samples(uint64_t step, Metrics& metrics) const;
   void describe_samples(std::span<const ScoredSample> samples, Metrics& metrics) const;
@@ -92,7 +94,10 @@ Status StepLoop::Impl::run() {
     ACCORD_RETURN_IF_ERROR(annotate(step(done + 1), fmt::format("step {}", done + 1)));
     ++done;
     const Metrics m = state.snapshot().last->metrics;
-    progress.update(static_cast<int64_t>(done), fmt::format("reward {:.3f}", m.at("rollout/reward_mean")));
+    progress.update(static_cast<int64_t>(done),
+                    m.contains("rollout/reward_mean")
+                        ? fmt::format("reward {:.3f}", m.at("rollout/reward_mean"))
+                        : "no reward");
     const bool due =
         recipe.checkpoint.every > 0 && done % static_cast<uint64_t>(recipe.checkpoint.every) == 0;
     if (state.take_checkpoint_request() || due || done == last || state.stop_requested()) {
@@ -220,14 +225,17 @@ Status StepLoop::Impl::step(uint64_t step) {
   Metrics metrics;
   std::vector<Prompt> prompts;
   std::vector<std::string> texts;
-  for (const uint64_t drawn : prompts_order.next(static_cast<uint64_t>(recipe.rollout.prompts_per_step))) {
-    const auto index = static_cast<int64_t>(drawn);
-    prompts.push_back(inputs.train->at(index));
-    texts.push_back(inputs.train->text(index));
+  std::vector<PromptSource> sources;
+  for (const auto& drawn : prompts_order.next(static_cast<uint64_t>(recipe.rollout.prompts_per_step))) {
+    const text::Dataset& data = *inputs.train[drawn.source].data;
+    const auto index = static_cast<int64_t>(drawn.index);
+    sources.push_back({&data, index});
+    prompts.push_back(data.at(index));
+    texts.push_back(data.text(index));
   }
   ACCORD_ASSIGN_OR_RETURN(
       const std::vector<ScoredSample> samples,
-      train_only ? recorded_samples(step, metrics) : roll_out_and_score(step, prompts, texts, metrics));
+      train_only ? recorded_samples(step, metrics) : roll_out_and_score(step, prompts, sources, metrics));
   if (!train_only) {
     if (const std::string warning = reward_watch.observe(samples, prompts, texts); !warning.empty()) {
       state.warn(warning);
@@ -267,14 +275,15 @@ Status StepLoop::Impl::train(const TrainJob& job, Metrics& metrics) {
                           on_all_trainers(pools, [&](TrainerWorker& trainer) { return trainer.train(job); }));
   metrics.insert(trained.begin(), trained.end());
   metrics["time/train"] = seconds_since(begin);
-  if (recipe.algorithm.filter_zero_std) {
+  if (recipe.algorithm.filter_zero_std || recipe.reward.drops()) {
     metrics["train/samples"] = static_cast<double>(job.samples.size());
   }
   if (job.samples.empty()) {
-    state.warn(fmt::format(
-        "step {}: the rewards of each group are all equal, so that algorithm.filter_zero_std left no sample "
-        "to train on: the weights stay as they were",
-        job.step));
+    state.warn(
+        fmt::format("step {}: {} left no sample to train on: the weights stay as they were", job.step,
+                    recipe.reward.drops()
+                        ? "failed rewards (reward.on_failure: drop) and groups of equal rewards"
+                        : "the rewards of each group are all equal, so that algorithm.filter_zero_std"));
   } else if (const double equal = metrics.at("mismatch/equal_fraction"); !(equal == 1.0)) {
     state.warn(fmt::format(
         "step {}: only {} of the sampled tokens have the same log-prob, bit for bit, in rollout and "
@@ -294,7 +303,7 @@ StatusOr<std::vector<ScoredSample>> StepLoop::Impl::recorded_samples(uint64_t st
 
 StatusOr<std::vector<ScoredSample>> StepLoop::Impl::roll_out_and_score(uint64_t step,
                                                                        std::span<const Prompt> prompts,
-                                                                       std::span<const std::string> texts,
+                                                                       std::span<const PromptSource> sources,
                                                                        Metrics& metrics) {
   state.set_phase("rollout");
   const auto rollout_begin = Clock::now();
@@ -310,20 +319,24 @@ StatusOr<std::vector<ScoredSample>> StepLoop::Impl::roll_out_and_score(uint64_t 
 
   state.set_phase("reward");
   const auto reward_begin = Clock::now();
+  ACCORD_ASSIGN_OR_RETURN(std::vector<reward::Reward> rewards,
+                          score_samples(inputs, "train", step, rolled, sources));
+  metrics.merge(failure_metrics(inputs, "rollout/", rewards));
+  if (const double share =
+          metrics.contains("rollout/reward_failures") ? metrics["rollout/reward_failures"] : 0.0;
+      share > 0.0) {
+    state.warn(fmt::format(
+        "step {}: no score came for a share of {} of the samples; {}", step, share,
+        recipe.reward.drops() ? "their groups are not trained on" : "they have reward.failure_score"));
+  }
   std::vector<ScoredSample> samples;
   samples.reserve(rolled.size());
   double tokens = 0.0;
-  for (RolledSample& sample : rolled) {
-    tokens += sample.summary.response_length;
-    const reward::Score score =
-        inputs.scorer->score(sample.summary.response_text, prompts[sample.prompt].label);
-    if (!std::isfinite(score.score)) {
-      return data_error("reward {}: score {} for prompt {} ('{}'), sample {}", recipe.reward.type,
-                        score.score, sample.summary.key.prompt_id, texts[sample.prompt],
-                        sample.summary.key.sample_index);
-    }
-    const double penalty = penalty_of(sample.summary);
-    samples.push_back({std::move(sample), score.score + penalty, penalty, score.pred.value_or("")});
+  for (size_t i = 0; i < rolled.size(); ++i) {
+    tokens += rolled[i].summary.response_length;
+    const double penalty = penalty_of(rolled[i].summary);
+    samples.push_back({std::move(rolled[i]), rewards[i].score + penalty, penalty,
+                       rewards[i].pred.value_or(""), std::move(rewards[i].extra), rewards[i].failed});
   }
   describe_samples(samples, metrics);
   metrics["rollout/tokens_per_second"] = tokens / rollout_seconds;
@@ -361,6 +374,7 @@ TrainJob StepLoop::Impl::train_job(uint64_t step, std::span<const ScoredSample> 
   for (const ScoredSample& sample : samples) {
     rewards.push_back(sample.reward);
   }
+  const auto group_size = static_cast<size_t>(recipe.rollout.samples_per_prompt);
   std::vector<double> advantages(rewards.size());
   trainer::group_advantages(recipe.algorithm.advantage, rewards, recipe.rollout.samples_per_prompt,
                             advantages);
@@ -370,7 +384,7 @@ TrainJob StepLoop::Impl::train_job(uint64_t step, std::span<const ScoredSample> 
   if (recipe.algorithm.filter_zero_std) {
     chosen = trainer::samples_that_vary(rewards, recipe.rollout.samples_per_prompt);
   }
-  for (const size_t i : chosen) {
+  for (const size_t i : in_whole_groups(samples, chosen, group_size)) {
     const SampleSummary& summary = samples[i].rolled.summary;
     job.samples.push_back({summary.key, holder_of(samples[i], step),
                            summary.prompt_length + summary.response_length, summary.response_length,

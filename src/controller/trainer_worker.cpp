@@ -12,6 +12,7 @@
 #include "controller/policy_setup.hpp"
 #include "controller/published_policy.hpp"
 #include "controller/reference_policy.hpp"
+#include "controller/source_check.hpp"
 #include "controller/step_batch.hpp"
 #include "controller/training_state.hpp"
 #include "controller/update_channel.hpp"
@@ -94,7 +95,9 @@ class TrainerWorkerImpl final : public TrainerWorker {
 };
 
 StatusOr<SetupReport> TrainerWorkerImpl::setup(const SetupJob& job) {
-  ACCORD_ASSIGN_OR_RETURN(policy_, make_policy_setup(job));
+  ACCORD_ASSIGN_OR_RETURN(const recipe::Recipe asked,
+                          recipe::parse_recipe(job.recipe_yaml, "the controller's recipe"));
+  ACCORD_ASSIGN_OR_RETURN(policy_, make_policy_setup(job, asked.trainer.expert_tensor_parallel));
   const recipe::Recipe& recipe = policy_->recipe;
   pool_ = std::make_unique<ThreadPool>(worker_threads(recipe.trainer.threads, recipe.trainer.workers));
 
@@ -119,6 +122,7 @@ StatusOr<SetupReport> TrainerWorkerImpl::setup(const SetupJob& job) {
   }
   ACCORD_ASSIGN_OR_RETURN(const checkpoint::HfCheckpoint source,
                           checkpoint::HfCheckpoint::open(recipe.model.checkpoint));
+  ACCORD_RETURN_IF_ERROR(check_source_formats(source, policy_->plan));
   ACCORD_ASSIGN_OR_RETURN(trainer_,
                           trainer::Trainer::create(policy_->hf.model, options, *pool_,
                                                    [&](const ParamSpec& spec, std::span<float> values) {
@@ -310,7 +314,7 @@ StatusOr<Metrics> TrainerWorkerImpl::train_samples(const TrainJob& job) {
     version_.reset();
     ACCORD_ASSIGN_OR_RETURN(metrics, update(job, samples, mine, updates));
   }
-  if (recipe.trainer.updates_per_step > 1 || recipe.algorithm.filter_zero_std) {
+  if (recipe.trainer.updates_per_step > 1 || recipe.algorithm.filter_zero_std || recipe.reward.drops()) {
     metrics["train/updates"] = static_cast<double>(updates);
   }
   return metrics;

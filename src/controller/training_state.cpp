@@ -18,11 +18,6 @@ namespace {
 
 constexpr char kOptimizerStepsKey[] = "optimizer_steps";
 
-// A router's correction bias is kept as it is.
-Dtype stored_dtype(const ParamSpec& spec) {
-  return spec.role == ParamRole::kRouterBias ? Dtype::kF32 : Dtype::kBF16;
-}
-
 // The files of one complete set.
 StatusOr<std::vector<std::string>> state_files(const std::string& directory) {
   static const std::regex pattern(R"(training_state-(\d{5})-of-(\d{5})\.safetensors)");
@@ -131,7 +126,7 @@ Status save_hf_weights(const std::string& directory, const checkpoint::HfConfig&
                        Deadline deadline) {
   std::vector<std::byte> bytes;
   const auto provide = [&](const ParamSpec& spec) -> StatusOr<std::span<const std::byte>> {
-    const Dtype dtype = stored_dtype(spec);
+    const Dtype dtype = checkpoint::plain_dtype(spec);
     bytes.resize(static_cast<size_t>(spec.numel() * size_of(dtype)));
     const std::span<const float> master = trainer.master(spec.name);
     if (dtype == Dtype::kF32) {
@@ -149,7 +144,7 @@ Status save_hf_weights(const std::string& directory, const checkpoint::HfConfig&
   if (group == nullptr || group->rank() == 0) {
     std::vector<checkpoint::TensorSpec> tensors;
     for (const ParamSpec& spec : trainer.parameters()) {
-      tensors.push_back({spec.name, stored_dtype(spec), spec.shape});
+      tensors.push_back({spec.name, checkpoint::plain_dtype(spec), spec.shape});
     }
     size_t next = 0;  // tensors are produced in the order given
     const auto produce = [&](const checkpoint::TensorSpec&, const checkpoint::ByteSink& sink) -> Status {

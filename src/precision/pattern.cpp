@@ -1,5 +1,7 @@
 #include "precision/pattern.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -8,6 +10,8 @@ namespace accord::precision {
 namespace {
 
 using std::string_view;
+
+constexpr string_view kWeight = ".weight";
 
 // Matches one set "[...]" that begins at pattern[at]. Returns the position after it, or `at` when no ']'
 // closes it (then '[' stands for itself).
@@ -79,10 +83,11 @@ bool glob(string_view pattern, string_view name) {
 }
 
 // Modules of a layer: Hugging Face -> Megatron.
-constexpr std::array<std::pair<string_view, string_view>, 18> kLayerModules = {{
+constexpr std::array<std::pair<string_view, string_view>, 22> kLayerModules = {{
     {"self_attn.q_proj", "self_attention.linear_qkv"},
     {"self_attn.k_proj", "self_attention.linear_qkv"},
     {"self_attn.v_proj", "self_attention.linear_qkv"},
+    {"self_attn.q_proj", "self_attention.linear_q_proj"},  // latent attention without a query latent
     {"self_attn.o_proj", "self_attention.linear_proj"},
     {"self_attn.q_norm", "self_attention.q_layernorm"},
     {"self_attn.k_norm", "self_attention.k_layernorm"},
@@ -90,6 +95,8 @@ constexpr std::array<std::pair<string_view, string_view>, 18> kLayerModules = {{
     {"self_attn.q_b_proj", "self_attention.linear_q_up_proj"},
     {"self_attn.kv_a_proj_with_mqa", "self_attention.linear_kv_down_proj"},
     {"self_attn.kv_b_proj", "self_attention.linear_kv_up_proj"},
+    {"self_attn.kv_b_proj", "self_attention.linear_k_up_proj"},  // its halves, in the absorbed form
+    {"self_attn.kv_b_proj", "self_attention.linear_v_up_proj"},
     {"input_layernorm", "input_layernorm"},
     {"post_attention_layernorm", "pre_mlp_layernorm"},
     {"mlp.gate", "mlp.router"},
@@ -98,6 +105,7 @@ constexpr std::array<std::pair<string_view, string_view>, 18> kLayerModules = {{
     {"mlp.down_proj", "mlp.linear_fc2"},
     {"mlp.shared_experts.down_proj", "mlp.shared_experts.linear_fc2"},
     {"mlp.shared_experts.gate_proj", "mlp.shared_experts.linear_fc1"},
+    {"mlp.shared_experts.up_proj", "mlp.shared_experts.linear_fc1"},
 }};
 constexpr std::array<std::pair<string_view, string_view>, 3> kTopModules = {{
     {"model.embed_tokens", "embedding.word_embeddings"},
@@ -116,68 +124,77 @@ string_view expert_linear(string_view projection) {
   return projection == "down_proj" ? "linear_fc2" : "";
 }
 
-// `module` is relative to its layer, `layer` the Megatron layer's path with a final dot.
-void add_megatron_names(string_view module, const std::string& layer, std::vector<std::string>& names) {
+// Modules of the layer at `layer` (a path with a final dot) that hold its Hugging Face `module`.
+void add_layer_modules(string_view module, const std::string& layer, std::vector<std::string>& names) {
   constexpr string_view kExperts = "mlp.experts.";
   if (module.starts_with(kExperts)) {
     const string_view rest = module.substr(kExperts.size());
     const size_t dot = rest.find('.');
     const string_view expert = rest.substr(0, dot);
     const string_view linear = dot == string_view::npos ? "" : expert_linear(rest.substr(dot + 1));
-    if (!all_digits(expert) || linear.empty()) {
-      return;
+    if (all_digits(expert) && !linear.empty()) {
+      names.push_back(fmt::format("{}mlp.experts.{}", layer, linear));
+      names.push_back(fmt::format("{}mlp.experts.local_experts.{}.{}", layer, expert, linear));
     }
-    const std::string grouped = layer + "mlp.experts." + std::string(linear);
-    const std::string single =
-        layer + "mlp.experts.local_experts." + std::string(expert) + "." + std::string(linear);
-    names.push_back(grouped);
-    names.push_back(grouped + ".weight" + std::string(expert));
-    names.push_back(single);
-    names.push_back(single + ".weight");
     return;
-  }
-  if (module == "mlp.shared_experts.up_proj") {
-    module = "mlp.shared_experts.gate_proj";
   }
   for (const auto& [hugging_face, megatron] : kLayerModules) {
     if (hugging_face == module) {
       names.push_back(layer + std::string(megatron));
-      names.push_back(names.back() + ".weight");
-      return;
     }
   }
 }
 
+// The name of a parameter in a module: grouped experts are weight0, weight1, ... of one module.
+std::string parameter_of(const std::string& module, string_view canonical) {
+  constexpr string_view kExperts = ".mlp.experts.";
+  const size_t found = canonical.find(kExperts);
+  if (found == string_view::npos || module.find(".local_experts.") != std::string::npos) {
+    return module + ".weight";
+  }
+  const string_view rest = canonical.substr(found + kExperts.size());
+  return fmt::format("{}.weight{}", module, rest.substr(0, rest.find('.')));
+}
+
 }  // namespace
 
-std::vector<std::string> names_of(string_view canonical) {
-  constexpr string_view kWeight = ".weight";
+std::vector<std::string> megatron_modules_of(string_view canonical) {
   constexpr string_view kLayers = "model.layers.";
-  std::vector<std::string> names{std::string(canonical)};
+  std::vector<std::string> names;
   if (!canonical.ends_with(kWeight)) {
     return names;
   }
   const string_view module = canonical.substr(0, canonical.size() - kWeight.size());
-  names.emplace_back(module);
   for (const auto& [hugging_face, megatron] : kTopModules) {
     if (hugging_face == module) {
       names.emplace_back(megatron);
-      names.push_back(names.back() + std::string(kWeight));
     }
   }
   if (module.starts_with(kLayers)) {
     const string_view rest = module.substr(kLayers.size());
     const size_t dot = rest.find('.');
     if (dot != string_view::npos && all_digits(rest.substr(0, dot))) {
-      add_megatron_names(rest.substr(dot + 1), "decoder.layers." + std::string(rest.substr(0, dot + 1)),
-                         names);
+      add_layer_modules(rest.substr(dot + 1), fmt::format("decoder.layers.{}.", rest.substr(0, dot)), names);
     }
   }
   return names;
 }
 
-NamePattern::NamePattern(string_view pattern)
-    : pattern_(pattern), is_glob_(pattern.find_first_of("*?[") != string_view::npos) {}
+std::vector<std::string> names_of(string_view canonical) {
+  std::vector<std::string> names{std::string(canonical)};
+  if (canonical.ends_with(kWeight)) {
+    names.emplace_back(canonical.substr(0, canonical.size() - kWeight.size()));
+  }
+  for (const std::string& module : megatron_modules_of(canonical)) {
+    names.push_back(module);
+    names.push_back(parameter_of(module, canonical));
+  }
+  return names;
+}
+
+NamePattern::NamePattern(string_view pattern, PatternKind kind)
+    : pattern_(pattern),
+      is_glob_(kind == PatternKind::kGlob || pattern.find_first_of("*?[") != string_view::npos) {}
 
 bool NamePattern::matches(string_view name) const {
   return is_glob_ ? glob(pattern_, name) : name.find(pattern_) != string_view::npos;

@@ -21,6 +21,13 @@ struct Rule {
   const PrecisionConfig* config = nullptr;  // of a matcher
   int64_t matched = 0;                      // weights whose name it matches
   int64_t decided = 0;                      // weights that it decided
+  bool megatron_modules = false;            // sees these names only
+  bool over_bf16_layers = false;
+};
+
+struct Names {
+  std::vector<std::string> all;
+  std::vector<std::string> megatron_modules;
 };
 
 std::optional<std::string_view> structural_reason(ParamRole role) {
@@ -61,7 +68,12 @@ std::string_view without_weight(std::string_view name) {
 // Weights that stay BF16 unless a matcher's pattern says their name.
 struct KeptBf16 {
   std::string_view reason;
-  std::vector<std::string_view> names;  // any of them in the pattern's text
+  std::vector<std::string_view> names;
+
+  bool named_by(std::string_view pattern) const {
+    return std::any_of(names.begin(), names.end(),
+                       [&](std::string_view name) { return pattern.find(name) != std::string_view::npos; });
+  }
 };
 
 std::optional<KeptBf16> kept_bf16(const ParamSpec& spec) {
@@ -122,8 +134,13 @@ class Planner {
         return recipe_error("precision matcher '{}': no config '{}' (add it to precision.configs)",
                             matcher.name, matcher.config);
       }
-      matchers_.push_back(
-          {NamePattern(matcher.pattern), fmt::format("matcher {}", matcher.name), config, 0, 0});
+      Rule rule{NamePattern(matcher.pattern), fmt::format("matcher {}", matcher.name), config, 0, 0};
+      if (matcher.names == recipe::MatchNames::kMegatron) {
+        rule.pattern = NamePattern(matcher.pattern, PatternKind::kGlob);
+        rule.megatron_modules = true;
+      }
+      rule.over_bf16_layers = matcher.over_bf16_layers;
+      matchers_.push_back(std::move(rule));
     }
     return absl::OkStatus();
   }
@@ -134,7 +151,7 @@ class Planner {
     row.shape = spec.shape;
     row.weight_decay = spec.role != ParamRole::kNorm && spec.role != ParamRole::kRouterBias;
     // Every pattern sees every weight, so that one without effect is noticed.
-    const std::vector<std::string> names = names_of(spec.name);
+    const Names names{names_of(spec.name), megatron_modules_of(spec.name)};
     Rule* exception = first_match(exceptions_, names);
     const std::optional<KeptBf16> kept = kept_bf16(spec);
     Rule* matcher = first_match(matchers_, names, kept ? &*kept : nullptr);
@@ -144,6 +161,10 @@ class Planner {
     } else if (exception != nullptr) {
       ++exception->decided;
       row.reason = exception->name;
+    } else if (matcher != nullptr && matcher->over_bf16_layers) {
+      ++matcher->decided;
+      ACCORD_RETURN_IF_ERROR(apply(*matcher, spec, row));
+      ACCORD_RETURN_IF_ERROR(check_kv_b(spec, row));
     } else if (spec.layer >= 0 && spec.layer < first_) {
       row.reason = fmt::format("bf16_layers.first: the first {} of {}", first_, config_.num_layers);
     } else if (spec.layer >= config_.num_layers - last_) {
@@ -216,20 +237,17 @@ class Planner {
     return absl::OkStatus();
   }
 
-  // `named`: only rules whose pattern says one of its names count.
-  static Rule* first_match(std::vector<Rule>& rules, const std::vector<std::string>& names,
-                           const KeptBf16* named = nullptr) {
+  // With `kept`, only rules whose pattern says one of its names count.
+  static Rule* first_match(std::vector<Rule>& rules, const Names& names, const KeptBf16* kept = nullptr) {
     Rule* first = nullptr;
     for (Rule& rule : rules) {
-      if (!rule.pattern.matches_any(names)) {
+      if (!rule.pattern.matches_any(rule.megatron_modules ? names.megatron_modules : names.all)) {
         continue;
       }
       ++rule.matched;
-      const bool counts = named == nullptr ||
-                          std::any_of(named->names.begin(), named->names.end(), [&](std::string_view name) {
-                            return rule.pattern.text().find(name) != std::string_view::npos;
-                          });
-      first = first == nullptr && counts ? &rule : first;
+      if (first == nullptr && (kept == nullptr || kept->named_by(rule.pattern.text()))) {
+        first = &rule;
+      }
     }
     return first;
   }
@@ -355,6 +373,11 @@ bool PrecisionPlan::any(WeightFormat format) const {
     }
   }
   return false;
+}
+
+bool heeds(const ParamSpec& spec, std::string_view pattern) {
+  const std::optional<KeptBf16> kept = kept_bf16(spec);
+  return !kept || kept->named_by(pattern);
 }
 
 StatusOr<PrecisionPlan> build_plan(const ModelConfig& config, const PrecisionPart& precision) {

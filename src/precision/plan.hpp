@@ -58,11 +58,16 @@ struct PrecisionPlan {
 };
 
 // Order of decision, first hit wins: structure (embeddings, lm_head, norms, routers; a contracted axis that
-// the block does not divide), high_precision patterns, first and last layers, matchers in order, else BF16.
+// the block does not divide), high_precision patterns, first and last layers (unless the first matcher that
+// matches has over_bf16_layers), matchers in order, else BF16.
 // For kv_b_proj and shared experts only matchers count whose pattern says their name. Quantized kv_b_proj is
 // a recipe error under the absorbed form, and a warning under the plain one. Recipe errors name the tensor:
 // half of a gate+up unit in NVFP4, rows that a 16x16 layout or the column-wise copies of backward `quantized`
 // do not divide.
 StatusOr<PrecisionPlan> build_plan(const ModelConfig& config, const recipe::PrecisionPart& precision);
+
+// Whether a matcher with this pattern may decide the weight: for kv_b_proj and shared experts it must say
+// their name.
+bool heeds(const ParamSpec& spec, std::string_view pattern);
 
 }  // namespace accord::precision

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "recipe/names.hpp"
+#include "recipe/schema.hpp"
 
 namespace accord::recipe {
 namespace {
@@ -102,11 +103,21 @@ class Emitter {
 void emit_data(const DataPart& data, Emitter& e) {
   e.open("data");
   e.open("train");
-  e.text("path", data.train.path);
-  e.text("prompt_key", data.train.prompt_key);
-  e.text("label_key", data.train.label_key);
-  e.choice("on_bad_line", data.train.on_bad_line);
-  e.choice("on_long_prompt", data.train.on_long_prompt);
+  for (const TrainData& train : data.train) {
+    const bool alone = data.train.size() == 1;
+    if (!alone) {
+      e.open_item();
+    }
+    e.text("path", train.path);
+    e.number("weight", train.weight);
+    e.text("prompt_key", train.prompt_key);
+    e.text("label_key", train.label_key);
+    e.choice("on_bad_line", train.on_bad_line);
+    e.choice("on_long_prompt", train.on_long_prompt);
+    if (!alone) {
+      e.close();
+    }
+  }
   e.close();
   if (data.eval.empty()) {
     e.plain("eval", "[]");
@@ -128,6 +139,8 @@ void emit_data(const DataPart& data, Emitter& e) {
     e.close();
   }
   e.text("chat_template", data.chat_template);
+  e.plain("chat_template_kwargs", data.chat_template_kwargs);  // JSON is YAML
+  e.optional_text("chat_date", data.chat_date);
   e.close();
 }
 
@@ -243,6 +256,8 @@ void emit_precision(const PrecisionPart& precision, Emitter& e) {
       e.text("pattern", matcher.pattern);
       e.text("config", matcher.config);
       e.flag("enabled", matcher.enabled);
+      e.choice("names", matcher.names);
+      e.flag("over_bf16_layers", matcher.over_bf16_layers);
       e.close();
     }
     e.close();
@@ -299,7 +314,30 @@ void emit_deadlines_and_debug(const DeadlinesPart& deadlines, const DebugPart& d
   e.close();
 }
 
+void emit_external_reward(const ExternalReward& external, Emitter& e) {
+  e.texts("command", external.command);
+  e.optional_text("address", external.address);
+  e.whole("batch_size", external.batch_size);
+  e.whole("deadline_s", external.deadline_s);
+  e.whole("total_deadline_s", external.total_deadline_s);
+  e.whole("retries", external.retries);
+  e.choice("on_failure", external.on_failure);
+  if (external.failure_score) {
+    e.number("failure_score", *external.failure_score);
+  } else {
+    e.plain("failure_score", "null");
+  }
+}
+
 }  // namespace
+
+std::string quoted_yaml(std::string_view text) { return quoted_scalar(text); }
+
+std::string precision_to_yaml(const PrecisionPart& precision) {
+  Emitter e;
+  emit_precision(precision, e);
+  return e.take();
+}
 
 std::string to_yaml(const Recipe& recipe) {
   Emitter e;
@@ -318,6 +356,9 @@ std::string to_yaml(const Recipe& recipe) {
   emit_data(recipe.data, e);
   e.open("reward");
   e.text("type", recipe.reward.type);
+  if (recipe.reward.external) {
+    emit_external_reward(*recipe.reward.external, e);
+  }
   e.close();
   emit_rollout(recipe.rollout, e);
   emit_trainer(recipe.trainer, e);

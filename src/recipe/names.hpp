@@ -20,6 +20,8 @@ struct Names;  // Names<E>::table: std::array of {word, value}
   std::pair<std::string_view, decltype(value)> { word, value }
 
 ACCORD_NAMES(OnBad, ACCORD_NAME("fail", OnBad::kFail), ACCORD_NAME("skip", OnBad::kSkip));
+ACCORD_NAMES(OnFailure, ACCORD_NAME("fail", OnFailure::kFail), ACCORD_NAME("score", OnFailure::kScore),
+             ACCORD_NAME("drop", OnFailure::kDrop));
 ACCORD_NAMES(Dtype, ACCORD_NAME("bfloat16", Dtype::kBF16), ACCORD_NAME("float32", Dtype::kF32));
 ACCORD_NAMES(MlaForm, ACCORD_NAME("plain", MlaForm::kPlain), ACCORD_NAME("absorbed", MlaForm::kAbsorbed));
 ACCORD_NAMES(DeviceChoice, ACCORD_NAME("auto", DeviceChoice::kAuto), ACCORD_NAME("cpu", DeviceChoice::kCpu),
@@ -51,6 +53,8 @@ ACCORD_NAMES(BackwardMode, ACCORD_NAME("quantized", BackwardMode::kQuantized),
              ACCORD_NAME("dequantized", BackwardMode::kDequantized));
 ACCORD_NAMES(TrainerForward, ACCORD_NAME("same", TrainerForward::kSame),
              ACCORD_NAME("bf16", TrainerForward::kBF16));
+ACCORD_NAMES(MatchNames, ACCORD_NAME("any", MatchNames::kAny),
+             ACCORD_NAME("megatron", MatchNames::kMegatron));
 ACCORD_NAMES(DebugMode, ACCORD_NAME("none", DebugMode::kNone),
              ACCORD_NAME("rollout_only", DebugMode::kRolloutOnly),
              ACCORD_NAME("train_only", DebugMode::kTrainOnly));

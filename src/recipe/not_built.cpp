@@ -1,8 +1,6 @@
 // What a recipe may say and this version cannot do yet: one row each. Building a feature deletes its row.
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "recipe/schema.hpp"
 
 namespace accord::recipe {
@@ -15,21 +13,7 @@ struct NotBuilt {
   const char* remedy;
 };
 
-bool is_parquet(const std::string& path) { return path.ends_with(".parquet"); }
-
 constexpr NotBuilt kNotBuilt[] = {
-    {"data.train.path", [](const Recipe& r) { return is_parquet(r.data.train.path); }, "reading Parquet",
-     "JSONL"},
-    {"data.eval",
-     [](const Recipe& r) {
-       return std::any_of(r.data.eval.begin(), r.data.eval.end(),
-                          [](const EvalData& eval) { return is_parquet(eval.path); });
-     },
-     "reading Parquet", "JSONL"},
-    {"sft.path", [](const Recipe& r) { return r.sft.has_value() && is_parquet(r.sft->path); },
-     "reading Parquet", "JSONL"},
-    {"reward.type", [](const Recipe& r) { return r.reward.type == "external"; }, "an external reward",
-     "a built-in reward"},
     {"rollout.device", [](const Recipe& r) { return r.rollout.device == DeviceChoice::kCuda; },
      "rollout on CUDA", "auto or cpu"},
     {"trainer.device", [](const Recipe& r) { return r.trainer.device == DeviceChoice::kCuda; },
@@ -39,10 +23,6 @@ constexpr NotBuilt kNotBuilt[] = {
     {"precision.trainer_forward",
      [](const Recipe& r) { return r.precision.trainer_forward != TrainerForward::kSame; },
      "a trainer forward that differs from the rollout's", "same"},
-    {"precision.te_config_file", [](const Recipe& r) { return r.precision.te_config_file.has_value(); },
-     "reading a Transformer Engine precision file", "null, and write configs and matchers"},
-    {"precision.from_environment", [](const Recipe& r) { return r.precision.from_environment; },
-     "reading precision from environment variables", "false"},
     {"restart", [](const Recipe& r) { return r.restart != RestartPolicy::kNever; }, "restarting lost workers",
      "never"},
     {"monitor.prometheus", [](const Recipe& r) { return r.monitor.prometheus.has_value(); },

@@ -9,10 +9,13 @@
 #include <numeric>
 #include <utility>
 
+#include "recipe/node_json.hpp"
+
 namespace accord::recipe {
 namespace {
 
 constexpr size_t kMaxShownValue = 60;
+constexpr size_t kMaxReported = 50;
 
 // A value as it goes into a message: short, on one line.
 std::string shown(std::string_view text) {
@@ -102,6 +105,23 @@ std::string describe(const Problem& problem, const std::vector<std::string>& sou
           : fmt::format("--set {}", shown(source));
   return problem.path.empty() ? fmt::format("{}: {}", where, problem.rule)
                               : fmt::format("{}: {}: {}", where, problem.path, problem.rule);
+}
+
+Status to_status(std::vector<Problem> problems, const std::vector<std::string>& sources) {
+  std::stable_sort(problems.begin(), problems.end(),
+                   [](const Problem& a, const Problem& b) { return a.location < b.location; });
+  std::vector<std::string> lines;
+  for (const Problem& problem : problems) {
+    std::string line = describe(problem, sources);
+    if (std::find(lines.begin(), lines.end(), line) == lines.end()) {
+      lines.push_back(std::move(line));
+    }
+    if (lines.size() == kMaxReported) {
+      lines.emplace_back("more errors follow; fix these first");
+      break;
+    }
+  }
+  return recipe_error("{}", fmt::join(lines, "\n"));
 }
 
 std::optional<std::string> nearest(std::string_view word, const std::vector<std::string>& known) {
@@ -335,6 +355,24 @@ void MapReader::text_list(std::string_view key, std::vector<std::string>& out) {
     values.push_back(item.text);
   }
   out = std::move(values);
+}
+
+void MapReader::json_object(std::string_view key, std::string& out) {
+  const Node* node = raw(key);
+  if (node == nullptr || node->kind == Node::Kind::kNull) {
+    return;
+  }
+  if (node->kind != Node::Kind::kMapping) {
+    fail(key, fmt::format("must be a mapping, is {}", shown(*node)));
+    return;
+  }
+  Location location = node->location;
+  const StatusOr<Json> json = to_json(*node, location);
+  if (!json.ok()) {
+    findings_.add(location, path_of(key), std::string(message_of(json.status())));
+    return;
+  }
+  out = json->dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
 }
 
 std::optional<size_t> MapReader::choose(std::string_view key, const std::vector<std::string_view>& words) {

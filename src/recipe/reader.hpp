@@ -25,6 +25,7 @@ class Findings {
   void add(Location location, std::string path, std::string rule);
   void remember(std::string path, Location location);
   Location location_of(std::string_view path) const;  // of the nearest written ancestor otherwise
+  bool wrote(std::string_view path) const { return locations_.find(path) != locations_.end(); }
   const std::vector<Problem>& problems() const { return problems_; }
 
  private:
@@ -34,6 +35,9 @@ class Findings {
 
 // "file:line:column: key.path: rule" for the file, "--set argument: key.path: rule" for an override.
 std::string describe(const Problem& problem, const std::vector<std::string>& sources);
+
+// All problems as one error, a line each, in the order in which they were written.
+Status to_status(std::vector<Problem> problems, const std::vector<std::string>& sources);
 
 struct RealRange {
   double min;
@@ -64,6 +68,7 @@ class MapReader {
   void real(std::string_view key, double& out, RealRange range);
   void real_list(std::string_view key, std::vector<double>& out, size_t size, RealRange range);
   void text_list(std::string_view key, std::vector<std::string>& out);
+  void json_object(std::string_view key, std::string& out);  // a mapping with any values, as JSON
   template <class E>
   void choice(std::string_view key, E& out) {
     std::vector<std::string_view> words;

@@ -1,37 +1,17 @@
 #include "recipe/recipe.hpp"
 
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "base/files.hpp"
+#include "recipe/environment.hpp"
 #include "recipe/schema.hpp"
+#include "recipe/te_config.hpp"
 
 namespace accord::recipe {
-namespace {
-
-constexpr size_t kMaxReported = 50;
-
-Status to_status(std::vector<Problem> problems, const std::vector<std::string>& sources) {
-  std::stable_sort(problems.begin(), problems.end(),
-                   [](const Problem& a, const Problem& b) { return a.location < b.location; });
-  std::vector<std::string> lines;
-  for (const Problem& problem : problems) {
-    std::string line = describe(problem, sources);
-    if (std::find(lines.begin(), lines.end(), line) == lines.end()) {
-      lines.push_back(std::move(line));
-    }
-    if (lines.size() == kMaxReported) {
-      lines.emplace_back("more errors follow; fix these first");
-      break;
-    }
-  }
-  return recipe_error("{}", fmt::join(lines, "\n"));
-}
-
-}  // namespace
 
 int64_t LayerShare::resolve(int64_t num_layers) const {
   // The small subtraction keeps exact shares exact: 10 % of 50 is 5, whatever 0.1 rounds to.
@@ -50,7 +30,7 @@ const PrecisionConfig* PrecisionPart::find_config(std::string_view name) const {
 }
 
 StatusOr<Inspection> inspect_recipe(std::string_view text, std::string_view source,
-                                    std::span<const std::string> overrides) {
+                                    std::span<const std::string> overrides, const Environment& environment) {
   std::vector<std::string> sources{std::string(source)};
   sources.insert(sources.end(), overrides.begin(), overrides.end());
   Location location;
@@ -70,8 +50,11 @@ StatusOr<Inspection> inspect_recipe(std::string_view text, std::string_view sour
       findings.add({index, 1, 1}, "", std::string(message_of(status)));
     }
   }
-  Inspection inspection{read_tree(*root, findings), {}};
-  check_rules(inspection.recipe, findings);
+  Inspection inspection{read_tree(*root, findings), {}, {}};
+  PrecisionPart& precision = inspection.recipe.precision;
+  const size_t from_file = resolve_te_config(precision, findings, inspection.notes);
+  resolve_environment(environment, precision, findings, inspection.notes);
+  check_rules(inspection.recipe, from_file, findings);
   const std::vector<Problem> refused = find_not_built(inspection.recipe, findings);
   if (!findings.problems().empty()) {
     std::vector<Problem> all = findings.problems();
@@ -91,9 +74,10 @@ StatusOr<Recipe> parse_recipe(std::string_view text, std::string_view source,
   return std::move(inspection.recipe);
 }
 
-StatusOr<Inspection> inspect_recipe_file(const std::string& path, std::span<const std::string> overrides) {
+StatusOr<Inspection> inspect_recipe_file(const std::string& path, std::span<const std::string> overrides,
+                                         const Environment& environment) {
   ACCORD_ASSIGN_OR_RETURN(const std::string text, read_file(path, kMaxRecipeBytes));
-  return inspect_recipe(text, path, overrides);
+  return inspect_recipe(text, path, overrides, environment);
 }
 
 StatusOr<Recipe> load_recipe(const std::string& path, std::span<const std::string> overrides) {

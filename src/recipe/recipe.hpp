@@ -3,6 +3,7 @@
 // The member names are the YAML keys (docs/interfaces.md, configs/reference.yaml); the initializers are the
 // defaults. Relative paths are relative to the current directory of the process that reads them.
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -17,6 +18,7 @@
 namespace accord::recipe {
 
 enum class OnBad : uint8_t { kFail, kSkip };
+enum class OnFailure : uint8_t { kFail, kScore, kDrop };
 enum class DeviceChoice : uint8_t { kAuto, kCpu, kCuda };
 enum class Schedule : uint8_t { kConstant, kLinear, kCosine };
 enum class AdvantageKind : uint8_t { kStd, kMean, kLeaveOneOut };
@@ -29,6 +31,7 @@ enum class FourOverSix : uint8_t { kNone, kWeights, kActivations, kAll };
 enum class FourOverSixError : uint8_t { kMse, kMae };
 enum class BackwardMode : uint8_t { kQuantized, kHighPrecision, kDequantized };
 enum class TrainerForward : uint8_t { kSame, kBF16 };
+enum class MatchNames : uint8_t { kAny, kMegatron };
 enum class DebugMode : uint8_t { kNone, kRolloutOnly, kTrainOnly };
 enum class RestartPolicy : uint8_t { kNever, kWorkers, kAll };
 
@@ -49,7 +52,8 @@ struct ModelPart {
 };
 
 struct TrainData {
-  std::string path;  // JSONL
+  std::string path;     // JSONL or Parquet; file@[a:b] is a part
+  double weight = 1.0;  // among several files: the share of prompts drawn from this one
   std::string prompt_key = "prompt";
   std::string label_key = "label";
   OnBad on_bad_line = OnBad::kFail;     // a record that does not parse, or lacks a key
@@ -71,14 +75,34 @@ struct EvalData {
 };
 
 struct DataPart {
-  TrainData train;
+  std::vector<TrainData> train;  // at least one
   std::vector<EvalData> eval;
-  std::string chat_template = "auto";  // auto | none | a name that the text room knows
+  std::string chat_template = "auto";       // auto | none | a name that the text room knows | a .jinja file
+  std::string chat_template_kwargs = "{}";  // a JSON object: variables of a Jinja template
+  std::optional<std::string> chat_date;     // YYYY-MM-DD
   bool operator==(const DataPart&) const = default;
 };
 
+inline constexpr std::string_view kExternalReward = "external";
+
+// reward.type external: another program scores.
+struct ExternalReward {
+  std::vector<std::string> command;    // argv of a process; or
+  std::optional<std::string> address;  // HOST:PORT of a RewardService (proto/accord/v1/reward.proto)
+  int64_t batch_size = 16;             // samples of one request
+  int64_t deadline_s = 60;             // of one attempt at one batch
+  int64_t total_deadline_s = 3600;     // of all batches of a step
+  int64_t retries = 2;
+  OnFailure on_failure = OnFailure::kFail;
+  std::optional<double> failure_score;  // with kScore
+  bool drops() const { return on_failure == OnFailure::kDrop; }
+  bool operator==(const ExternalReward&) const = default;
+};
+
 struct RewardPart {
-  std::string type;  // a name of reward/reward.hpp
+  std::string type;  // a name of reward/reward.hpp, or external
+  std::optional<ExternalReward> external;
+  bool drops() const { return external && external->drops(); }  // groups may be left out of the training
   bool operator==(const RewardPart&) const = default;
 };
 
@@ -168,6 +192,8 @@ struct PrecisionMatcher {
   std::string pattern;  // see precision/pattern.hpp
   std::string config;   // a name of `configs`
   bool enabled = true;
+  MatchNames names = MatchNames::kAny;  // megatron: a glob over the whole path of a Megatron module only
+  bool over_bf16_layers = false;        // also decides layers that bf16_layers would keep BF16
   bool operator==(const PrecisionMatcher&) const = default;
 };
 
@@ -194,6 +220,8 @@ struct PrecisionPart {
   BackwardMode backward = BackwardMode::kHighPrecision;
   TrainerForward trainer_forward = TrainerForward::kSame;
   bool allow_mismatch = false;
+  // Loading replaces these two by what they say (te_config.hpp, environment.hpp): a loaded recipe has
+  // neither.
   std::optional<std::string> te_config_file;
   bool from_environment = false;
   bool operator==(const PrecisionPart&) const = default;
@@ -271,10 +299,17 @@ struct Recipe {
   bool operator==(const Recipe&) const = default;
 };
 
+// Environment variables by name.
+using Environment = std::map<std::string, std::string, std::less<>>;
+
+// Those of this process that speak of precision (environment.hpp).
+Environment precision_environment();
+
 // Reads, overrides and validates. `overrides` are "a.b.c=value" with a YAML value, applied in order on top of
 // the file, under the same checks. All independent errors are reported at once, one a line, as
 //   file:line:column: key.path: rule (remedy)
-// with exit code kBadRecipe; kIo when the file cannot be read. Touches nothing but the file itself.
+// with exit code kBadRecipe; kIo when the file cannot be read. Touches nothing but the file itself and the
+// precision file that it names.
 StatusOr<Recipe> load_recipe(const std::string& path, std::span<const std::string> overrides = {});
 
 // The same from memory; `source` names it in messages.
@@ -286,11 +321,13 @@ StatusOr<Recipe> parse_recipe(std::string_view text, std::string_view source,
 struct Inspection {
   Recipe recipe;
   Status refused;
+  std::vector<std::string> notes;  // what was ignored, for whoever starts a run
 };
-StatusOr<Inspection> inspect_recipe_file(const std::string& path,
-                                         std::span<const std::string> overrides = {});
+StatusOr<Inspection> inspect_recipe_file(const std::string& path, std::span<const std::string> overrides = {},
+                                         const Environment& environment = precision_environment());
 StatusOr<Inspection> inspect_recipe(std::string_view text, std::string_view source,
-                                    std::span<const std::string> overrides = {});
+                                    std::span<const std::string> overrides = {},
+                                    const Environment& environment = precision_environment());
 
 // Every key with its resolved value; loads back to an equal Recipe.
 std::string to_yaml(const Recipe& recipe);

@@ -11,11 +11,13 @@ namespace {
 
 class Rules {
  public:
-  Rules(const Recipe& recipe, Findings& findings) : r_(recipe), findings_(findings) {}
+  Rules(const Recipe& recipe, size_t matchers_from_file, Findings& findings)
+      : r_(recipe), matchers_from_file_(matchers_from_file), findings_(findings) {}
 
   void check() {
     check_run();
     check_data();
+    check_reward();
     check_rollout();
     check_trainer();
     check_algorithm();
@@ -57,6 +59,35 @@ class Rules {
       if (!name.empty() && !names.insert(name).second) {
         fail(path, fmt::format("'{}' is taken by an earlier evaluation set (rename one)", name));
       }
+    }
+  }
+
+  void check_reward() {
+    if (!r_.reward.external) {
+      return;
+    }
+    const ExternalReward& external = *r_.reward.external;
+    if (external.command.empty() == !external.address.has_value()) {
+      fail("reward",
+           "type external needs either 'command' (a list: program and arguments) or 'address' "
+           "(HOST:PORT of a RewardService)");
+    }
+    if (external.address) {
+      const size_t colon = external.address->rfind(':');
+      const std::string port = colon == std::string::npos ? "" : external.address->substr(colon + 1);
+      const bool digits =
+          !port.empty() && port.size() <= 5 &&
+          std::all_of(port.begin(), port.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+      if (colon == 0 || !digits || std::stoi(port) < 1 || std::stoi(port) > 65535) {
+        fail("reward.address", fmt::format("must be HOST:PORT, is '{}'", *external.address));
+      }
+    }
+    const bool scores = external.on_failure == OnFailure::kScore;
+    if (scores && !external.failure_score) {
+      fail("reward.failure_score",
+           "must be given with on_failure: score (the score of a sample that got none)");
+    } else if (!scores && external.failure_score) {
+      fail("reward.failure_score", "is for on_failure: score only (remove it, or choose score)");
     }
   }
 
@@ -133,7 +164,9 @@ class Rules {
     bool nvfp4 = false;
     for (size_t i = 0; i < precision.matchers.size(); ++i) {
       const PrecisionMatcher& matcher = precision.matchers[i];
-      const std::string path = fmt::format("precision.matchers.{}", i);
+      const bool own = i >= matchers_from_file_;
+      const std::string path = own ? fmt::format("precision.matchers.{}", i - matchers_from_file_)
+                                   : std::string("precision.te_config_file");
       if (!matcher.name.empty() && !names.insert(matcher.name).second) {
         fail(path + ".name", fmt::format("'{}' is taken by an earlier matcher (rename one)", matcher.name));
       }
@@ -215,11 +248,14 @@ class Rules {
   }
 
   const Recipe& r_;
+  size_t matchers_from_file_;
   Findings& findings_;
 };
 
 }  // namespace
 
-void check_rules(const Recipe& recipe, Findings& findings) { Rules(recipe, findings).check(); }
+void check_rules(const Recipe& recipe, size_t matchers_from_file, Findings& findings) {
+  Rules(recipe, matchers_from_file, findings).check();
+}
 
 }  // namespace accord::recipe

@@ -14,6 +14,7 @@ constexpr int64_t kMaxSteps = 1'000'000'000;
 constexpr int64_t kMaxTokens = int64_t{1} << 30;
 constexpr int64_t kMaxWorkers = 65536;
 constexpr int64_t kMaxThreads = 4096;
+constexpr size_t kMaxTrainFiles = 1000;
 constexpr int64_t kMaxSeconds = 30 * 24 * 3600;
 // Within what fp32 holds: a value that becomes 0 or infinity there would make NaN out of good numbers.
 constexpr RealRange kAnyPositive{1e-30, 1e30};
@@ -21,6 +22,7 @@ constexpr RealRange kNotNegative{0.0, 1e30};
 // Below it a division by the temperature may overflow for ordinary logits.
 constexpr RealRange kTemperature{1e-4, 1e4};
 constexpr RealRange kEvalTemperature{0.0, 1e4};
+constexpr RealRange kWeight{1e-6, 1e6};
 constexpr RealRange kShare{0.0, 1.0};
 constexpr RealRange kPositiveShare{1e-30, 1.0};
 
@@ -59,8 +61,9 @@ void read_model(MapReader map, ModelPart& model) {
 }
 
 void read_train_data(MapReader map, TrainData& train) {
-  map.require("path", "a JSONL file of prompts");
+  map.require("path", "a file of prompts");
   map.text("path", train.path);
+  map.real("weight", train.weight, kWeight);
   map.text("prompt_key", train.prompt_key);
   map.text("label_key", train.label_key);
   map.choice("on_bad_line", train.on_bad_line);
@@ -68,10 +71,27 @@ void read_train_data(MapReader map, TrainData& train) {
   map.finish();
 }
 
+// One file, or a list of files.
+void read_train(MapReader& map, std::vector<TrainData>& train) {
+  Node* node = map.raw("train");
+  if (node == nullptr || node->kind != Node::Kind::kSequence) {
+    read_train_data({node, map.path_of("train"), map.findings()}, train.emplace_back());
+    return;
+  }
+  if (node->items.empty() || node->items.size() > kMaxTrainFiles) {
+    map.fail("train", fmt::format("must name 1 to {} files, names {}", kMaxTrainFiles, node->items.size()));
+  }
+  for (size_t i = 0; i < node->items.size(); ++i) {
+    const std::string path = fmt::format("{}.{}", map.path_of("train"), i);
+    map.findings().remember(path, node->items[i].location);
+    read_train_data({&node->items[i], path, map.findings()}, train.emplace_back());
+  }
+}
+
 void read_eval_data(MapReader map, const RolloutPart& rollout, EvalData& eval) {
   map.require("name", "it becomes part of metric names: eval/<name>/pass1");
   map.text("name", eval.name);
-  map.require("path", "a JSONL file of prompts");
+  map.require("path", "a file of prompts");
   map.text("path", eval.path);
   map.text("prompt_key", eval.prompt_key);
   map.text("label_key", eval.label_key);
@@ -87,7 +107,7 @@ void read_eval_data(MapReader map, const RolloutPart& rollout, EvalData& eval) {
 }
 
 void read_data(MapReader map, const RolloutPart& rollout, DataPart& data) {
-  read_train_data(map.map("train"), data.train);
+  read_train(map, data.train);
   if (Node* list = map.raw("eval")) {
     if (list->kind != Node::Kind::kSequence) {
       map.fail("eval", fmt::format("must be a list of evaluation sets, is {}", list->kind_name()));
@@ -100,12 +120,30 @@ void read_data(MapReader map, const RolloutPart& rollout, DataPart& data) {
     }
   }
   map.text("chat_template", data.chat_template);
+  map.json_object("chat_template_kwargs", data.chat_template_kwargs);
+  map.optional_text("chat_date", data.chat_date);
   map.finish();
+}
+
+void read_external_reward(MapReader& map, ExternalReward& external) {
+  map.text_list("command", external.command);
+  map.optional_text("address", external.address);
+  map.integer("batch_size", external.batch_size, 1, 1'000'000);
+  map.integer("deadline_s", external.deadline_s, 1, kMaxSeconds);
+  map.integer("total_deadline_s", external.total_deadline_s, 1, kMaxSeconds);
+  map.integer("retries", external.retries, 0, 1000);
+  map.choice("on_failure", external.on_failure);
+  if (const Node* score = map.raw("failure_score"); score != nullptr && score->kind != Node::Kind::kNull) {
+    map.real("failure_score", external.failure_score.emplace(), {-1e30, 1e30});
+  }
 }
 
 void read_reward(MapReader map, RewardPart& reward) {
   map.require("type", "such as math_dapo");
   map.text("type", reward.type);
+  if (reward.type == kExternalReward) {
+    read_external_reward(map, reward.external.emplace());
+  }
   map.finish();
 }
 
@@ -227,6 +265,8 @@ void read_matcher(MapReader map, PrecisionMatcher& matcher) {
   map.require("config", "a name of precision.configs");
   map.text("config", matcher.config);
   map.boolean("enabled", matcher.enabled);
+  map.choice("names", matcher.names);
+  map.boolean("over_bf16_layers", matcher.over_bf16_layers);
   map.finish();
 }
 

@@ -24,4 +24,9 @@ void Canceller::cancel_all() {
   }
 }
 
+bool Canceller::cancelled() const {
+  const std::lock_guard lock(mutex_);
+  return cancelled_;
+}
+
 }  // namespace accord::rpc

@@ -25,9 +25,10 @@ class Canceller {
 
   // Cancels what is in flight and everything that starts later.
   void cancel_all();
+  bool cancelled() const;
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::set<grpc::ClientContext*> calls_;
   bool cancelled_ = false;
 };

@@ -16,6 +16,7 @@
 #include "controller/run_inputs.hpp"
 #include "controller/step_loop.hpp"
 #include "rpc/control_server.hpp"
+#include "rpc/reward_client.hpp"
 #include "rpc/worker_client.hpp"
 
 namespace accord::rpc {
@@ -167,7 +168,7 @@ controller::Pools make_pools(const std::map<std::string, Member>& members, const
   return pools;
 }
 
-StatusOr<recipe::Recipe> load(const ControllerOptions& options) {
+StatusOr<recipe::Inspection> load(const ControllerOptions& options) {
   std::vector<std::string> overrides = options.overrides;
   if (options.steps) {
     overrides.push_back(fmt::format("run.steps={}", *options.steps));
@@ -175,19 +176,24 @@ StatusOr<recipe::Recipe> load(const ControllerOptions& options) {
   if (options.listen) {
     overrides.push_back(fmt::format("monitor.listen=\"{}\"", *options.listen));
   }
-  return recipe::load_recipe(options.recipe, overrides);
+  ACCORD_ASSIGN_OR_RETURN(recipe::Inspection inspection,
+                          recipe::inspect_recipe_file(options.recipe, overrides));
+  ACCORD_RETURN_IF_ERROR(inspection.refused);
+  return inspection;
 }
 
 }  // namespace
 
 Status run_controller(const ControllerOptions& options) {
   block_stop_signals();
-  ACCORD_ASSIGN_OR_RETURN(const recipe::Recipe recipe, load(options));
+  ACCORD_ASSIGN_OR_RETURN(const recipe::Inspection loaded, load(options));
+  const recipe::Recipe& recipe = loaded.recipe;
   if (options.resume && recipe.debug.mode == recipe::DebugMode::kRolloutOnly) {
     return usage_error(
         "--resume: debug.mode rollout_only saves nothing to resume from; to sample from a checkpoint, set "
         "model.checkpoint to its hf directory, and another run.dir");
   }
+  ACCORD_RETURN_IF_ERROR(check_reward(recipe.reward, options.allow_exec));
   ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<controller::RunInputs> inputs,
                           controller::load_run_inputs(recipe));
   ACCORD_RETURN_IF_ERROR(check_loopback(recipe.monitor.listen));
@@ -226,10 +232,19 @@ Status run_controller(const ControllerOptions& options) {
   state.set_phase("waiting for workers");
   log::info("run {} in {}: status on {} (accord status {})", recipe.run.name, directory.path(),
             server->address(), server->address());
+  for (const std::string& note : loaded.notes) {
+    state.warn("recipe: " + note);
+  }
   for (const std::string& warning : inputs->plan.warnings) {
     state.warn("precision plan: " + warning);
   }
 
+  if (!train_only) {
+    ACCORD_ASSIGN_OR_RETURN(
+        inputs->scorer,
+        make_scorer(recipe.reward, {options.allow_exec, directory.file("logs/reward.log"), &state.waits()},
+                    canceller));
+  }
   controller::LocalProcesses processes;
   if (options.local_workers) {
     ACCORD_RETURN_IF_ERROR(start_local_workers(members, server->address(), directory, processes));
@@ -261,6 +276,7 @@ Status run_controller(const ControllerOptions& options) {
                     "kept (continue with --resume). {}",
                     lost, state.snapshot().phase, state.snapshot().step, message_of(how)));
   }
+  inputs->scorer.reset();  // a scorer process ends with the loop
   if (!result.ok()) {
     state.set_phase("failed");
   }

@@ -15,6 +15,7 @@ struct ControllerOptions {
   bool resume = false;
   std::optional<int64_t> steps;       // --steps N
   std::optional<std::string> listen;  // HOST:PORT instead of monitor.listen
+  bool allow_exec = false;            // --allow-exec: the recipe's reward.command may be executed
   bool local_workers = false;         // accord run: start the pools on this machine
   std::string build;
 };

@@ -2,81 +2,32 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
+#include <ctime>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "base/files.hpp"
-#include "base/hash.hpp"
 #include "base/log.hpp"
-#include "text/fields.hpp"
-#include "text/tokenizer_files.hpp"
+#include "base/strict_json.hpp"
+#include "text/checkpoint_template.hpp"
+#include "text/jinja/template.hpp"
 
 namespace accord::text {
 namespace {
 
 using Kind = ChatTemplate::Kind;
 
-constexpr std::array<std::pair<std::string_view, Kind>, 4> kNames = {
-    {{"none", Kind::kNone}, {"chatml", Kind::kChatMl}, {"qwen3", Kind::kQwen3}, {"smollm2", Kind::kSmolLm2}}};
-constexpr std::string_view kKnownNames = "none, chatml, qwen3 or smollm2";
+constexpr std::array<std::pair<std::string_view, Kind>, 5> kNames = {{{"none", Kind::kNone},
+                                                                      {"chatml", Kind::kChatMl},
+                                                                      {"qwen3", Kind::kQwen3},
+                                                                      {"smollm2", Kind::kSmolLm2},
+                                                                      {"jinja", Kind::kJinja}}};
+constexpr std::string_view kKnownNames = "none, chatml, qwen3, smollm2 or the path of a .jinja file";
+constexpr int64_t kMaxTemplateBytes = int64_t{1} << 20;
 
 constexpr std::string_view kSmolLm2System =
     "You are a helpful AI assistant named SmolLM, trained by Hugging Face";
-
-// Published templates, by the digest of their canonical text (see canonical()).
-struct Published {
-  std::string_view digest;
-  Kind kind;
-};
-constexpr auto kPublished = std::to_array<Published>({
-    {"86e01df4f034fd0d0ea9e9e078ef5165", Kind::kQwen3},  // Qwen3, April 2025
-    {"228c7de68bb48b40c01495a568f64984", Kind::kQwen3},  // Qwen3, with checks that contents are strings
-    {"98f63cc3d421d28f99ab995e9629dacd", Kind::kSmolLm2},
-    {"f0a6a8278439fdb056191e205a440263", Kind::kChatMl},
-    {"a344e8c84fb0282dda206a9e46a4ac01", Kind::kChatMl},  // with a default for add_generation_prompt
-    {"0325be58132dca355c1ac685ff84f38a", Kind::kChatMl},  // with the generation prompt inside the loop
-});
-
-// Templates travel in JSON, where newlines and quotes inside Jinja strings are sometimes escaped twice, and
-// in files, which end with a newline: none of it changes what a template renders.
-std::string canonical(std::string_view jinja) {
-  std::string text;
-  for (size_t i = 0; i < jinja.size(); ++i) {
-    const char next = i + 1 < jinja.size() ? jinja[i + 1] : '\0';
-    if (jinja[i] == '\\' && next == 'n') {
-      text += '\n';
-      ++i;
-    } else if ((jinja[i] == '\\' && next == '"') || (jinja[i] == '\r' && next == '\n')) {
-      continue;
-    } else {
-      text += jinja[i];
-    }
-  }
-  const size_t last = text.find_last_not_of(" \n");
-  text.resize(last == std::string::npos ? 0 : last + 1);
-  return text;
-}
-
-// tokenizer_config.json holds one template, or a list of named ones of which "default" is meant.
-StatusOr<std::string> template_of_config(std::string_view config_json) {
-  ACCORD_ASSIGN_OR_RETURN(const Json config, parse_json(config_json));
-  const auto found = config.is_object() ? config.find("chat_template") : config.end();
-  if (found == config.end() || found->is_null()) {
-    return std::string();
-  }
-  if (found->is_string()) {
-    return found->get<std::string>();
-  }
-  if (found->is_array()) {
-    for (const Json& entry : *found) {
-      ACCORD_ASSIGN_OR_RETURN(const std::string name, string_field(entry, "name"));
-      if (name == "default") {
-        return string_field(entry, "template");
-      }
-    }
-  }
-  return data_error("'chat_template' must be a string, or a list with a template named default");
-}
 
 std::string turn(std::string_view role, std::string_view content) {
   return fmt::format("<|im_start|>{}\n{}<|im_end|>\n", role, content);
@@ -160,54 +111,113 @@ Status check_roles(std::span<const Message> messages, bool qwen3) {
   return absl::OkStatus();
 }
 
+// YYYY-MM-DD at midnight.
+StatusOr<std::tm> parse_date(const std::string& text) {
+  std::tm date{};
+  const char* end = strptime(text.c_str(), "%Y-%m-%d", &date);
+  char again[16] = "";
+  if (end == nullptr || *end != '\0' || std::strftime(again, sizeof again, "%Y-%m-%d", &date) == 0 ||
+      text != again || timegm(&date) == -1 || std::strftime(again, sizeof again, "%Y-%m-%d", &date) == 0 ||
+      text != again) {  // timegm moves the 31st of a shorter month
+    return recipe_error("the date '{}' is not one (YYYY-MM-DD)", text);
+  }
+  return date;
+}
+
+StatusOr<Json> parse_kwargs(const std::string& text) {
+  ACCORD_ASSIGN_OR_RETURN(Json kwargs, parse_json(text));
+  if (!kwargs.is_object()) {
+    return recipe_error("the template's variables must be an object, not {}", kind_of(kwargs));
+  }
+  for (const char* reserved : {"messages", "tools", "documents", "add_generation_prompt"}) {
+    if (kwargs.contains(reserved)) {
+      return recipe_error("the template's variable '{}' cannot be set", reserved);
+    }
+  }
+  return kwargs;
+}
+
 }  // namespace
+
+struct ChatTemplate::Jinja {
+  std::unique_ptr<jinja::Template> parsed;
+  Json variables;
+  std::optional<std::tm> date;
+
+  StatusOr<std::string> render(std::span<const Message> messages, bool add_generation_prompt) const {
+    Json all = variables;
+    Json& list = all["messages"] = Json::array();
+    for (const Message& message : messages) {
+      list.push_back({{"role", message.role}, {"content", message.content}});
+    }
+    all["add_generation_prompt"] = add_generation_prompt;
+    return parsed->render(all, date);
+  }
+
+  // A role that a template does not know may vanish without a word.
+  Status check_kept(std::span<const Message> messages, bool add_generation_prompt,
+                    const std::string& text) const {
+    for (size_t i = 0; i < messages.size(); ++i) {
+      if (messages[i].role != "tool" && messages[i].role != "developer") {
+        continue;
+      }
+      std::vector<Message> others(messages.begin(), messages.end());
+      others.erase(others.begin() + static_cast<std::ptrdiff_t>(i));
+      const StatusOr<std::string> without = render(others, add_generation_prompt);
+      if (without.ok() && *without == text) {
+        return data_error("the chat template leaves out messages of the role '{}'", messages[i].role);
+      }
+    }
+    return absl::OkStatus();
+  }
+};
 
 StatusOr<ChatTemplate> ChatTemplate::named(std::string_view name) {
   for (const auto& [known, kind] : kNames) {
-    if (name == known) {
+    if (name == known && kind != Kind::kJinja) {
       return ChatTemplate(kind);
     }
   }
   return recipe_error("the chat template '{}' is not known; use auto, {}", name, kKnownNames);
 }
 
-StatusOr<ChatTemplate> ChatTemplate::recognize(std::string_view jinja, const std::string& origin) {
-  const std::string digest = digest_hex(canonical(jinja));
-  for (const Published& published : kPublished) {
-    if (digest == published.digest) {
-      return ChatTemplate(published.kind);
+StatusOr<ChatTemplate> ChatTemplate::resolve(const ChatOptions& options, const std::string& dir) {
+  ACCORD_ASSIGN_OR_RETURN(const Json kwargs, parse_kwargs(options.kwargs));
+  JinjaSource source;
+  if (options.name == "auto") {
+    ACCORD_ASSIGN_OR_RETURN(source, find_template(dir));
+    if (source.text.empty()) {
+      log::info("{}: has no chat template; prompts are plain text (data.chat_template: none)", dir);
+    }
+  } else if (options.name.ends_with(".jinja")) {
+    source.origin = options.name;
+    ACCORD_ASSIGN_OR_RETURN(source.text, read_file(options.name, kMaxTemplateBytes));
+    if (source.text.empty()) {
+      return recipe_error("{}: is empty", options.name);
     }
   }
-  return recipe_error(
-      "{}: this chat template is not one that `auto` recognises (digest {}); set data.chat_template (or "
-      "--chat-template) to {}",
-      origin, digest, kKnownNames);
-}
-
-StatusOr<ChatTemplate> ChatTemplate::resolve(std::string_view name, const std::string& dir) {
-  if (name != "auto") {
-    return named(name);
-  }
-  const std::string jinja_file = dir + "/chat_template.jinja";
-  ACCORD_ASSIGN_OR_RETURN(const std::string jinja, read_optional(jinja_file));
-  if (!jinja.empty()) {
-    return recognize(jinja, jinja_file);
-  }
-  const std::string config_file = dir + "/" + kTokenizerConfigFile;
-  ACCORD_ASSIGN_OR_RETURN(const std::string config, read_optional(config_file));
-  std::string from_config;
-  if (!config.empty()) {
-    StatusOr<std::string> found = template_of_config(config);
-    if (!found.ok()) {
-      return annotate(found.status(), config_file);
+  if (source.text.empty()) {
+    if (!kwargs.empty() || !options.date.empty()) {
+      return recipe_error(
+          "{} and so takes no variables and no date (use auto or a .jinja file)",
+          options.name == "auto" ? "the checkpoint has no template" : "'" + options.name + "' is built in");
     }
-    from_config = *std::move(found);
+    return options.name == "auto" ? ChatTemplate(Kind::kNone) : named(options.name);
   }
-  if (from_config.empty()) {
-    log::info("{}: has no chat template; prompts are plain text (data.chat_template: none)", dir);
-    return ChatTemplate(Kind::kNone);
+  auto made = std::make_shared<Jinja>();
+  ACCORD_ASSIGN_OR_RETURN(made->parsed, jinja::Template::parse(source.text, source.origin));
+  ACCORD_ASSIGN_OR_RETURN(made->variables, special_tokens(dir));
+  made->variables["tools"] = nullptr;
+  made->variables["documents"] = nullptr;
+  for (const auto& [name, value] : kwargs.items()) {
+    made->variables[name] = value;
   }
-  return recognize(from_config, config_file);
+  if (!options.date.empty()) {
+    ACCORD_ASSIGN_OR_RETURN(made->date, parse_date(options.date));
+  }
+  ChatTemplate chat(Kind::kJinja);
+  chat.jinja_ = std::move(made);
+  return chat;
 }
 
 std::string_view ChatTemplate::name() const {
@@ -219,13 +229,19 @@ StatusOr<std::string> ChatTemplate::render(std::span<const Message> messages,
                                            bool add_generation_prompt) const {
   if (kind_ == Kind::kNone) {
     return data_error(
-        "chat messages need a chat template; set data.chat_template to chatml, qwen3 or smollm2");
+        "chat messages need a chat template; set data.chat_template to chatml, qwen3, smollm2 or a .jinja "
+        "file");
   }
   if (messages.empty()) {
     return data_error("the list of messages is empty");
   }
   ACCORD_RETURN_IF_ERROR(check_roles(messages, kind_ == Kind::kQwen3));
   std::string text;
+  if (kind_ == Kind::kJinja) {
+    ACCORD_ASSIGN_OR_RETURN(text, jinja_->render(messages, add_generation_prompt));
+    ACCORD_RETURN_IF_ERROR(jinja_->check_kept(messages, add_generation_prompt, text));
+    return text;
+  }
   if (kind_ == Kind::kQwen3) {
     text = render_qwen3(messages);
   } else {

@@ -5,10 +5,10 @@
 #include <unordered_set>
 #include <utility>
 
-#include "base/files.hpp"
 #include "base/hash.hpp"
 #include "base/log.hpp"
 #include "text/fields.hpp"
+#include "text/record_source.hpp"
 #include "text/records.hpp"
 #include "text/skipped.hpp"
 
@@ -23,15 +23,17 @@ std::string DatasetReport::summary() const {
 
 const std::string& Dataset::text(int64_t index) const { return texts_[text_of_[static_cast<size_t>(index)]]; }
 
+const PromptRecord& Dataset::record(int64_t index) const { return records_[static_cast<size_t>(index)]; }
+
 class DatasetBuilder {
  public:
   DatasetBuilder(const DatasetOptions& options, const Tokenizer& tokenizer, const ChatTemplate& chat)
       : options_(options), tokenizer_(tokenizer), chat_(chat), skipped_(data_.report_.problems) {}
 
-  Status add(const Line& line) {
+  Status add(const SourceRecord& source) {
     ++data_.report_.records;
-    const std::string place = fmt::format("{}:{}", options_.path, line.number);
-    StatusOr<Record> record = read(line.text);
+    const std::string& place = source.place;
+    StatusOr<Record> record = read(source.json);
     if (!record.ok()) {
       return skipped_.decide(annotate(record.status(), place), options_.on_bad_line, options_.on_bad_line_key,
                              data_.report_.bad_lines);
@@ -64,17 +66,18 @@ class DatasetBuilder {
       ++data_.report_.duplicates;
     }
     data_.report_.max_tokens = std::max(data_.report_.max_tokens, static_cast<int64_t>(tokens.size()));
-    data_.lines_.push_back(line.number);
-    data_.prompts_.push_back(Prompt{line.record, std::move(tokens), std::move(record->label)});
+    data_.lines_.push_back(source.number);
+    if (options_.keep_records) {
+      data_.records_.push_back(std::move(record->source));
+    }
+    data_.prompts_.push_back(
+        Prompt{options_.first_id + source.index, std::move(tokens), std::move(record->label)});
     return absl::OkStatus();
   }
 
   StatusOr<Dataset> finish() {
     DatasetReport& report = data_.report_;
     report.kept = data_.size();
-    if (report.records == 0) {
-      return data_error("{}: has no records; it needs one JSON object per line", options_.path);
-    }
     if (report.kept == 0) {
       return data_error(
           "{}: none of the {} records can be used ({} bad lines, {} prompts over {} tokens); the first: {}",
@@ -93,17 +96,15 @@ class DatasetBuilder {
   struct Record {
     std::string text;
     std::string label;
+    PromptRecord source;
   };
 
-  StatusOr<Record> read(std::string_view line) const {
-    ACCORD_ASSIGN_OR_RETURN(const Json json, parse_json(line));
-    if (!json.is_object()) {
-      return data_error("a record must be an object, not {}", kind_of(json));
-    }
-    const auto prompt = json.find(options_.prompt_key);
-    if (prompt == json.end()) {
+  StatusOr<Record> read(const StatusOr<Json>& json) const {
+    ACCORD_RETURN_IF_ERROR(json.status());
+    const Json* prompt = find_member(*json, options_.prompt_key);
+    if (prompt == nullptr) {
       return data_error("the prompt '{}' is missing; the record has {}", options_.prompt_key,
-                        member_names(json));
+                        member_names(*json));
     }
     StatusOr<PromptSource> source = parse_prompt(*prompt);
     if (!source.ok()) {
@@ -111,7 +112,11 @@ class DatasetBuilder {
     }
     Record record;
     ACCORD_ASSIGN_OR_RETURN(record.text, render_prompt(*source, chat_));
-    ACCORD_ASSIGN_OR_RETURN(record.label, parse_label(json, options_.label_key));
+    ACCORD_ASSIGN_OR_RETURN(record.label, parse_label(*json, options_.label_key));
+    if (options_.keep_records) {
+      record.source = {messages_json(*source),
+                       other_members(*json, {options_.prompt_key, options_.label_key})};
+    }
     return record;
   }
 
@@ -144,18 +149,18 @@ class DatasetBuilder {
 StatusOr<Dataset> Dataset::parse(std::string_view content, const DatasetOptions& options,
                                  const Tokenizer& tokenizer, const ChatTemplate& chat) {
   DatasetBuilder builder(options, tokenizer, chat);
-  ACCORD_RETURN_IF_ERROR(for_each_line(content, [&](const Line& line) { return builder.add(line); }));
+  ACCORD_RETURN_IF_ERROR(for_each_jsonl_record(
+      content, options.path, [&](const SourceRecord& record) { return builder.add(record); }));
   return builder.finish();
 }
 
 StatusOr<Dataset> Dataset::load(const DatasetOptions& options, const Tokenizer& tokenizer,
                                 const ChatTemplate& chat) {
-  if (options.path.ends_with(".parquet")) {
-    return recipe_error("{}: Parquet files are not read in this version; convert the file to JSONL",
-                        options.path);
-  }
-  ACCORD_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(options.path));
-  return parse({reinterpret_cast<const char*>(file.data()), file.size()}, options, tokenizer, chat);
+  DatasetBuilder builder(options, tokenizer, chat);
+  ACCORD_RETURN_IF_ERROR(
+      for_each_record(options.path, {options.prompt_key, options.label_key, kUpstreamLabel},
+                      options.keep_records, [&](const SourceRecord& record) { return builder.add(record); }));
+  return builder.finish();
 }
 
 }  // namespace accord::text

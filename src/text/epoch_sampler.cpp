@@ -12,12 +12,15 @@ constexpr uint64_t kStream = 0x73687566666c6500ull;  // keeps the shuffles apart
 
 }  // namespace
 
-EpochSampler::EpochSampler(uint64_t seed, uint64_t size) : seed_(seed), order_(size) { shuffle(); }
+EpochSampler::EpochSampler(uint64_t seed, uint64_t size, uint64_t source)
+    : seed_(seed), source_(source), order_(size) {
+  shuffle();
+}
 
 // Fisher-Yates, from the identity.
 void EpochSampler::shuffle() {
   std::iota(order_.begin(), order_.end(), uint64_t{0});
-  PhiloxStream random(seed_, kStream ^ epoch_);
+  PhiloxStream random(seed_, kStream ^ source_ << 40 ^ epoch_);
   for (uint64_t i = order_.size(); i > 1; --i) {
     std::swap(order_[i - 1], order_[random.next_below(i)]);
   }

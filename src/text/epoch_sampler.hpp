@@ -1,5 +1,6 @@
 #pragma once
-// The order in which a run sees its records: a new shuffle every epoch, a function of (seed, epoch) alone.
+// The order in which a run sees its records: a new shuffle every epoch, a function of (seed, source, epoch)
+// alone.
 #include <cstdint>
 #include <vector>
 
@@ -7,8 +8,8 @@ namespace accord::text {
 
 class EpochSampler {
  public:
-  // size > 0: the number of records.
-  EpochSampler(uint64_t seed, uint64_t size);
+  // size > 0: the number of records. `source` < 2^16 tells the files of a mixture apart.
+  EpochSampler(uint64_t seed, uint64_t size, uint64_t source = 0);
 
   // The next `count` record indices, in [0, size). A batch may run over the end of an epoch; within an epoch
   // each index comes once.
@@ -23,6 +24,7 @@ class EpochSampler {
   void shuffle();
 
   uint64_t seed_;
+  uint64_t source_;
   uint64_t epoch_ = 0;
   uint64_t position_ = 0;
   std::vector<uint64_t> order_;

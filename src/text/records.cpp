@@ -1,5 +1,6 @@
 #include "text/records.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -70,13 +71,29 @@ StatusOr<PromptSource> parse_prompt(const Json& value) {
   return PromptSource(std::move(messages));
 }
 
-StatusOr<std::string> parse_label(const Json& record, const std::string& key) {
-  if (const auto found = record.find(key); found != record.end()) {
-    return label_text(*found);
+const Json* find_member(const Json& record, std::string_view key) {
+  const Json* at = &record;
+  if (const auto found = record.find(std::string(key)); found != record.end()) {
+    return &*found;
   }
-  if (const auto model = record.find("reward_model"); model != record.end() && model->is_object()) {
-    if (const auto truth = model->find("ground_truth"); truth != model->end()) {
-      return label_text(*truth);
+  while (true) {
+    const size_t dot = key.find('.');
+    const auto found = at->is_object() ? at->find(std::string(key.substr(0, dot))) : at->end();
+    if (!at->is_object() || found == at->end()) {
+      return nullptr;
+    }
+    at = &*found;
+    if (dot == std::string_view::npos) {
+      return at;
+    }
+    key.remove_prefix(dot + 1);
+  }
+}
+
+StatusOr<std::string> parse_label(const Json& record, const std::string& key) {
+  for (const std::string_view path : {std::string_view(key), std::string_view(kUpstreamLabel)}) {
+    if (const Json* found = find_member(record, path)) {
+      return label_text(*found);
     }
   }
   return data_error("the label '{}' is missing, and so is reward_model.ground_truth; the record has {}", key,
@@ -88,6 +105,31 @@ StatusOr<std::string> render_prompt(const PromptSource& prompt, const ChatTempla
     return chat.render_text(*text);
   }
   return chat.render(std::get<std::vector<Message>>(prompt));
+}
+
+std::string messages_json(const PromptSource& prompt) {
+  Json list = Json::array();
+  const auto add = [&](const std::string& role, const std::string& content) {
+    list.push_back({{"role", role}, {"content", content}});
+  };
+  if (const auto* text = std::get_if<std::string>(&prompt)) {
+    add("user", *text);
+  } else {
+    for (const Message& message : std::get<std::vector<Message>>(prompt)) {
+      add(message.role, message.content);
+    }
+  }
+  return list.dump();
+}
+
+std::string other_members(const Json& record, const std::vector<std::string>& left_out) {
+  Json others = Json::object();
+  for (const auto& [name, value] : record.items()) {
+    if (std::find(left_out.begin(), left_out.end(), name) == left_out.end()) {
+      others[name] = value;
+    }
+  }
+  return others.dump();
 }
 
 Status for_each_line(std::string_view content, const std::function<Status(const Line&)>& visit) {

@@ -18,11 +18,20 @@ using PromptSource = std::variant<std::string, std::vector<Message>>;
 StatusOr<PromptSource> parse_prompt(const Json& value);
 StatusOr<std::vector<Message>> parse_messages(const Json& list);
 
+inline constexpr char kUpstreamLabel[] = "reward_model.ground_truth";
+
+// The member `key` of a record; where there is none, what the dotted path `key` leads to. Null: nothing.
+const Json* find_member(const Json& record, std::string_view key);
+
 // The label of a record: `key`, or reward_model.ground_truth where the record has no `key`. A number becomes
 // its shortest text: 34 and 34.0 give "34".
 StatusOr<std::string> parse_label(const Json& record, const std::string& key);
 
 StatusOr<std::string> render_prompt(const PromptSource& prompt, const ChatTemplate& chat);
+
+// For scorers: the messages as a JSON list (a text is one user message), and an object without some members.
+std::string messages_json(const PromptSource& prompt);
+std::string other_members(const Json& record, const std::vector<std::string>& left_out);
 
 struct Line {
   int64_t number = 0;   // from 1

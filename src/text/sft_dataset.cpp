@@ -4,10 +4,10 @@
 #include <unordered_set>
 #include <utility>
 
-#include "base/files.hpp"
 #include "base/hash.hpp"
 #include "base/log.hpp"
 #include "text/fields.hpp"
+#include "text/record_source.hpp"
 #include "text/records.hpp"
 #include "text/skipped.hpp"
 
@@ -19,15 +19,24 @@ struct Record {
   std::string response;
 };
 
-StatusOr<Record> read_record(std::string_view line, const SftOptions& options, const ChatTemplate& chat) {
-  ACCORD_ASSIGN_OR_RETURN(const Json json, parse_json(line));
-  if (!json.is_object()) {
-    return data_error("a record must be an object, not {}", kind_of(json));
+StatusOr<std::string> response_of(const Json& json, const std::string& key) {
+  const Json* response = find_member(json, key);
+  if (response == nullptr) {
+    return data_error("the member '{}' is missing", key);
   }
-  const auto prompt = json.find(options.prompt_key);
-  if (prompt == json.end()) {
+  if (!response->is_string()) {
+    return data_error("'{}' must be a string, not {}", key, kind_of(*response));
+  }
+  return response->get<std::string>();
+}
+
+StatusOr<Record> read_record(const StatusOr<Json>& json, const SftOptions& options,
+                             const ChatTemplate& chat) {
+  ACCORD_RETURN_IF_ERROR(json.status());
+  const Json* prompt = find_member(*json, options.prompt_key);
+  if (prompt == nullptr) {
     return data_error("the prompt '{}' is missing; the record has {}", options.prompt_key,
-                      member_names(json));
+                      member_names(*json));
   }
   StatusOr<PromptSource> source = parse_prompt(*prompt);
   if (!source.ok()) {
@@ -35,7 +44,7 @@ StatusOr<Record> read_record(std::string_view line, const SftOptions& options, c
   }
   Record record;
   ACCORD_ASSIGN_OR_RETURN(record.prompt, render_prompt(*source, chat));
-  ACCORD_ASSIGN_OR_RETURN(record.response, string_field(json, options.response_key));
+  ACCORD_ASSIGN_OR_RETURN(record.response, response_of(*json, options.response_key));
   if (record.response.empty()) {
     return data_error("'{}' is empty", options.response_key);
   }
@@ -58,56 +67,78 @@ StatusOr<SftExample> encode_record(const Record& record, uint64_t id, const Toke
   return example;
 }
 
-}  // namespace
+class SftBuilder {
+ public:
+  SftBuilder(const SftOptions& options, const Tokenizer& tokenizer, const ChatTemplate& chat)
+      : options_(options), tokenizer_(tokenizer), chat_(chat), skipped_(data_.report.problems) {}
 
-StatusOr<SftDataset> SftDataset::parse(std::string_view content, const SftOptions& options,
-                                       const Tokenizer& tokenizer, const ChatTemplate& chat) {
-  SftDataset data;
-  DatasetReport& report = data.report;
-  SkippedLog skipped(report.problems);
-  std::unordered_set<std::string> seen;
-  const auto add = [&](const Line& line) -> Status {
+  Status add(const SourceRecord& source) {
+    DatasetReport& report = data_.report;
     ++report.records;
-    const std::string place = fmt::format("{}:{}", options.path, line.number);
     const auto bad = [&](const Status& error) {
-      return skipped.decide(annotate(error, place), options.on_bad_line, /*key=*/"", report.bad_lines);
+      return skipped_.decide(annotate(error, source.place), options_.on_bad_line, /*key=*/"",
+                             report.bad_lines);
     };
-    const StatusOr<Record> record = read_record(line.text, options, chat);
+    const StatusOr<Record> record = read_record(source.json, options_, chat_);
     if (!record.ok()) {
       return bad(record.status());
     }
-    StatusOr<SftExample> example = encode_record(*record, line.record, tokenizer);
+    StatusOr<SftExample> example = encode_record(*record, source.index, tokenizer_);
     if (!example.ok()) {
       return bad(example.status());
     }
     const auto length = static_cast<int64_t>(example->tokens.size());
-    if (options.max_tokens > 0 && length > options.max_tokens) {
-      return skipped.decide(
-          data_error("{}: the record has {} tokens; the limit is {}", place, length, options.max_tokens),
-          options.on_long_record, /*key=*/"", report.long_prompts);
+    if (options_.max_tokens > 0 && length > options_.max_tokens) {
+      return skipped_.decide(data_error("{}: the record has {} tokens; the limit is {}", source.place, length,
+                                        options_.max_tokens),
+                             options_.on_long_record, /*key=*/"", report.long_prompts);
     }
-    if (!seen.insert(digest_hex(digest_hex(record->prompt) + record->response)).second) {
+    if (!seen_.insert(digest_hex(digest_hex(record->prompt) + record->response)).second) {
       ++report.duplicates;
     }
     report.max_tokens = std::max(report.max_tokens, length);
-    data.examples.push_back(*std::move(example));
+    data_.examples.push_back(*std::move(example));
     return absl::OkStatus();
-  };
-  ACCORD_RETURN_IF_ERROR(for_each_line(content, add));
-  report.kept = static_cast<int64_t>(data.examples.size());
-  if (report.kept == 0) {
-    return data_error("{}: has no records that can be used ({} records, {} bad lines, {} over {} tokens)",
-                      options.path, report.records, report.bad_lines, report.long_prompts,
-                      options.max_tokens);
   }
-  log::info("{}: {}", options.path, report.summary());
-  return data;
+
+  StatusOr<SftDataset> finish() {
+    DatasetReport& report = data_.report;
+    report.kept = static_cast<int64_t>(data_.examples.size());
+    if (report.kept == 0) {
+      return data_error("{}: has no records that can be used ({} records, {} bad lines, {} over {} tokens)",
+                        options_.path, report.records, report.bad_lines, report.long_prompts,
+                        options_.max_tokens);
+    }
+    log::info("{}: {}", options_.path, report.summary());
+    return std::move(data_);
+  }
+
+ private:
+  const SftOptions& options_;
+  const Tokenizer& tokenizer_;
+  const ChatTemplate& chat_;
+  SftDataset data_;
+  SkippedLog skipped_;
+  std::unordered_set<std::string> seen_;
+};
+
+}  // namespace
+
+StatusOr<SftDataset> SftDataset::parse(std::string_view content, const SftOptions& options,
+                                       const Tokenizer& tokenizer, const ChatTemplate& chat) {
+  SftBuilder builder(options, tokenizer, chat);
+  ACCORD_RETURN_IF_ERROR(for_each_jsonl_record(
+      content, options.path, [&](const SourceRecord& record) { return builder.add(record); }));
+  return builder.finish();
 }
 
 StatusOr<SftDataset> SftDataset::load(const SftOptions& options, const Tokenizer& tokenizer,
                                       const ChatTemplate& chat) {
-  ACCORD_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::open(options.path));
-  return parse({reinterpret_cast<const char*>(file.data()), file.size()}, options, tokenizer, chat);
+  SftBuilder builder(options, tokenizer, chat);
+  ACCORD_RETURN_IF_ERROR(for_each_record(options.path, {options.prompt_key, options.response_key},
+                                         /*all=*/false,
+                                         [&](const SourceRecord& record) { return builder.add(record); }));
+  return builder.finish();
 }
 
 }  // namespace accord::text

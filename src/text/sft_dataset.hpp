@@ -1,6 +1,6 @@
 #pragma once
-// Prompt and response pairs from a JSONL file, for supervised training: {"prompt": text or messages,
-// "response": text}.
+// Prompt and response pairs from a JSONL or Parquet file, for supervised training: {"prompt": text or
+// messages, "response": text}.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -14,7 +14,7 @@
 namespace accord::text {
 
 struct SftOptions {
-  std::string path;
+  std::string path;  // may name a part: file@[a:b]
   std::string prompt_key = "prompt";
   std::string response_key = "response";
   int64_t max_tokens = 0;  // of prompt and response together; 0: no limit

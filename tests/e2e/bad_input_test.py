@@ -69,6 +69,29 @@ def case_data(t):
     refused(t, recipe, IO, [path])
 
 
+def case_parts_and_formats(t):
+    data = t.input("data/train.jsonl")
+    for part, reason in (("@[42:]", "@[42:] holds none of its 42 records"), ("@[5:5]", "@[5:5] holds none")):
+        refused(t, t.recipe("run", {"data.train": {"path": data + part}}), BAD_DATA, [data, reason])
+    refused(t, t.recipe("run", {"data.train": {"path": data + "@[a:b]"}}), BAD_RECIPE, ["write @[a:b]"])
+    path = harness.write(t.path("train.parquet"), b"PAR1 but nothing else PAR1")
+    result = t.accord("run", t.recipe("run", {"data.train": [{"path": data}, {"path": path}]}), expect=None)
+    require(result.code in (BAD_DATA, BAD_RECIPE), f"exit code {result.code}")  # by whether Arrow is built in
+    require_parts(result.error(), [path], "the error")
+    require(not os.path.exists(t.path("run")), "a run directory was made")
+
+
+def case_chat_template(t):
+    path = harness.write(t.path("own.jinja"), "{% for m in messages %}\n{{ m.content + 1 }}{% endfor %}")
+    refused(t, t.recipe("run", {"data.chat_template": path}), BAD_DATA, [f"{path}: line 2, column 14: "])
+    result = t.accord("plan", t.recipe("run", {"data.chat_template": path}), expect=BAD_DATA)
+    require_parts(result.err, [f"data.chat_template: {path}: line 2, column 14: "], "the plan's error")
+    harness.write(path, "{% for m in messages %}")
+    refused(t, t.recipe("run", {"data.chat_template": path}), BAD_RECIPE, [f"{path}: line 1, column "])
+    refused(t, t.recipe("run", {"data.chat_template_kwargs": {"enable_thinking": False}}), BAD_RECIPE,
+            ["'chatml' is built in"])
+
+
 def case_labels_that_nothing_matches(t):
     good = json.dumps({"prompt": "1 + 1 = ?", "label": "2"})
     path = harness.write(t.path("train.jsonl"), good + "\n\n" + good.replace('"2"', '"two"') + "\n")

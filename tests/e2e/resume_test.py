@@ -86,6 +86,26 @@ def case_stopped_twice(t):
     t.note("3 + 2 + 2 steps equal 7 steps, bit by bit")
 
 
+def case_mixture_of_files(t):
+    """Two files with weights: an interrupted run draws the prompts of one that was not, whatever the workers."""
+    data = t.input("data/train.jsonl")
+    files = [{"path": data + "@[:10]", "weight": 3}, {"path": data + "@[10:]", "weight": 1}]
+    changes = {"run.steps": STEPS, "data.train": files}
+    reference = t.train("reference", changes)
+    t.accord("run", t.recipe("legs", {**changes, "rollout.workers": 1}), "--steps", "3")
+    t.accord("run", t.recipe("legs", changes), "--resume")
+    require_continued(harness.Run(t.path("legs")), reference, STEPS, "two legs")
+    drawn = [i for step in range(1, STEPS + 1) for i in sorted(set(reference.prompt_ids(step)))]
+    first = sum(i < 2**40 for i in drawn)
+    require(all(i < 10 if i < 2**40 else 10 <= i - 2**40 < 42 for i in drawn), f"prompts outside of the parts: {drawn}")
+    require(abs(first / len(drawn) - 0.75) < 0.2, f"{first} of {len(drawn)} prompts are the first file's")
+    for what, other in (("weights", [{**files[0], "weight": 2}, files[1]]), ("files", files[:1])):
+        error = t.accord("run", t.recipe("legs", {**changes, "run.steps": 9, "data.train": other}), "--resume",
+                         expect=harness.BAD_RECIPE).error()
+        require_parts(error, ["the order of prompts would differ"], f"other {what}")
+    t.note(f"{first} of {len(drawn)} prompts of the file with three quarters of the weight; resumed bit by bit")
+
+
 def case_damaged_checkpoint_and_interrupted_write(t):
     reference = reference_run(t)  # checkpoints of steps 2, 4, 6 and 7
     for name, damage, reason in (

@@ -16,6 +16,7 @@
 namespace {
 
 using namespace accord::text;
+using accord::Json;
 
 std::unique_ptr<Tokenizer> make_tokenizer() {
   accord::log::set_level(accord::log::Level::kError);

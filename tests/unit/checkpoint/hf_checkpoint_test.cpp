@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -79,11 +80,32 @@ bool same_weights(const HfCheckpoint& a, const HfCheckpoint& b) {
   return true;
 }
 
+// All values of one parameter.
+using Bf16Provider = std::function<StatusOr<std::span<const BF16>>(const ParamSpec& parameter)>;
+
 Bf16Provider provider_of(const HfCheckpoint& checkpoint, std::vector<BF16>& memory) {
   return [&](const ParamSpec& spec) -> StatusOr<std::span<const BF16>> {
     memory = read(checkpoint, spec);
     return std::span<const BF16>(memory);
   };
+}
+
+Status write_hf_checkpoint(const std::string& dir, const HfConfig& config, const Bf16Provider& provide,
+                           const HfWriteOptions& options = {}) {
+  ACCORD_ASSIGN_OR_RETURN(const std::string config_json, config_json_to_write(config, dir + "/config.json"));
+  const std::string generation_json = generation_config_json_to_write(config);
+  const std::vector<ParamSpec> parameters = parameter_specs(config.model);
+  std::vector<TensorSpec> tensors;
+  tensors.reserve(parameters.size());
+  for (const ParamSpec& parameter : parameters) {
+    tensors.push_back({parameter.name, Dtype::kBF16, parameter.shape});
+  }
+  size_t next = 0;  // tensors are produced in the order given
+  const auto produce = [&](const TensorSpec&, const ByteSink& sink) -> Status {
+    ACCORD_ASSIGN_OR_RETURN(const std::span<const BF16> values, provide(parameters[next++]));
+    return sink(values.data(), values.size_bytes());
+  };
+  return write_hf_directory(dir, config_json, generation_json, tensors, produce, options);
 }
 
 }  // namespace

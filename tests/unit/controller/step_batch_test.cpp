@@ -173,8 +173,17 @@ TEST_CASE("a batch that cannot be right is refused with the file's name") {
   batch.samples_per_prompt = 3;
   CHECK(error_of(batch).find("groups of 3") != std::string::npos);
   batch = example();
-  batch.samples[2].reward = std::nan("");
-  CHECK(error_of(batch).find("sample 2 has reward nan") != std::string::npos);
+  batch.samples[1].reward = std::nan("");
+  CHECK(error_of(batch).find("sample 1 has reward nan") != std::string::npos);
+  batch = example();
+  batch.samples[2].reward = std::numeric_limits<double>::infinity();
+  CHECK(error_of(batch).find("sample 2 has reward inf") != std::string::npos);
+  batch = example();
+  batch.samples[2].reward = std::nan("");  // not trained on: none came
+  CHECK(write_step_batch(path, batch).ok());
+  const StatusOr<StepBatch> failed = read_step_batch(path);
+  REQUIRE(failed.ok());
+  CHECK(std::isnan(failed->samples[2].reward));
   batch = example();
   batch.samples.clear();
   CHECK(!write_step_batch(dir.file("b.safetensors"), batch).ok());

@@ -1,1 +1,1 @@
-target_link_libraries(test_precision PRIVATE nlohmann_json::nlohmann_json)
+target_link_libraries(test_precision PRIVATE accord_checkpoint nlohmann_json::nlohmann_json)

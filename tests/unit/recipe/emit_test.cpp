@@ -55,6 +55,18 @@ debug: {dump_batches: true, corrupt_rollout: {rank: 2, version: 1, byte: 77}}
   CHECK(recipe.rollout.stop[2] == "\x07");
 }
 
+TEST_CASE("an external reward loads back to an equal one") {
+  const std::string rest = "run: {name: t}\nmodel: {checkpoint: m}\ndata: {train: {path: p}}\n";
+  for (const char* reward : {"reward: {type: external, command: [python3, \"a b\"], batch_size: 3, "
+                             "deadline_s: 4, total_deadline_s: 9, retries: 0, "
+                             "on_failure: score, failure_score: -0.5}\n",
+                             "reward: {type: external, address: \"localhost:80\"}\n"}) {
+    const Recipe recipe = parsed(rest + reward);
+    REQUIRE(recipe.reward.external.has_value());
+    CHECK(parsed(to_yaml(recipe)) == recipe);
+  }
+}
+
 TEST_CASE("texts of any character survive writing and reading") {
   Recipe recipe =
       parsed("run: {name: t}\nmodel: {checkpoint: m}\ndata: {train: {path: p}}\nreward: {type: exact}\n");
@@ -85,7 +97,7 @@ TEST_CASE("the reference recipe holds every key with its default") {
   // The same recipe with nothing but the required keys.
   const Recipe minimal =
       parsed("run: {name: \"" + reference->run.name + "\"}\nmodel: {checkpoint: \"" +
-             reference->model.checkpoint + "\"}\ndata: {train: {path: \"" + reference->data.train.path +
+             reference->model.checkpoint + "\"}\ndata: {train: {path: \"" + reference->data.train[0].path +
              "\"}}\nreward: {type: " + reference->reward.type + "}\n");
   CHECK(*reference == minimal);
 }

@@ -42,7 +42,7 @@ TEST_CASE("a minimal recipe gets every default") {
   expected.run.name = "demo";
   expected.run.dir = "runs/demo";
   expected.model.checkpoint = "models/m";
-  expected.data.train.path = "train.jsonl";
+  expected.data.train.emplace_back().path = "train.jsonl";
   expected.reward.type = "math_dapo";
   CHECK(recipe == expected);
   CHECK(recipe.rollout.max_response_tokens == 8192);
@@ -66,7 +66,7 @@ TEST_CASE("required keys are all named at once") {
         "r.yaml:1:1: run.name: required key is missing (give run.name, or run.dir)\n"
         "r.yaml:1:1: model.checkpoint: required key is missing (the directory of a Hugging Face checkpoint)\n"
         "r.yaml:1:1: reward.type: required key is missing (such as math_dapo)\n"
-        "r.yaml:1:1: data.train.path: required key is missing (a JSONL file of prompts)");
+        "r.yaml:1:1: data.train.path: required key is missing (a file of prompts)");
   CHECK(error_of("") == error);
 }
 
@@ -232,17 +232,27 @@ TEST_CASE("a share of layers is rounded up") {
   CHECK((LayerShare{false, 99.0}.resolve(48)) == 48);
 }
 
+TEST_CASE("an external reward says who scores and what a failure counts") {
+  CHECK(load_set({"reward={type: external, command: [scorer, -v]}"}).reward.external->retries == 2);
+  CHECK(set_error("reward={type: external}").find("needs either 'command'") != std::string::npos);
+  CHECK(set_error("reward={type: external, command: [a], address: \"b:1\"}").find("needs either") !=
+        std::string::npos);
+  CHECK(set_error("reward={type: external, address: b}").find("must be HOST:PORT") != std::string::npos);
+  CHECK(set_error("reward={type: external, command: [a], on_failure: score}").find("must be given") !=
+        std::string::npos);
+  CHECK(set_error("reward={type: external, command: [a], failure_score: 1.0}")
+            .find("is for on_failure: score only") != std::string::npos);
+  CHECK(set_error("reward={type: external, command: [a], on_failure: drop, failure_score: 1.0}")
+            .find("is for on_failure: score only") != std::string::npos);
+  CHECK(load_set({"reward={type: external, command: [a], on_failure: drop}"}).reward.drops());
+  CHECK(set_error("reward={type: exact, command: [a]}").find("unknown") != std::string::npos);
+}
+
 TEST_CASE("features that are not built yet are refused and located") {
   const std::vector<std::string> asked = {
-      "reward.type=external",
-      "data.train.path=train.parquet",
-      "data.eval=[{name: e, path: eval.parquet}]",
-      "sft={path: sft.parquet, steps: 1}",
       "rollout.device=cuda",
       "trainer.device=cuda",
       "trainer.expert_tensor_parallel=2",
-      "precision.te_config_file=te.yaml",
-      "precision.from_environment=true",
       "restart=workers",
       "monitor.prometheus=127.0.0.1:9000",
   };
@@ -254,6 +264,44 @@ TEST_CASE("features that are not built yet are refused and located") {
     CHECK(error.find('\n') == std::string::npos);
   }
   CHECK(error_of(kMinimal + "precision: {trainer_forward: bf16, allow_mismatch: true}\n").find("not built") !=
+        std::string::npos);
+}
+
+TEST_CASE("several training files have weights of their own") {
+  const Recipe recipe =
+      load_set({"data.train=[{path: a.jsonl, weight: 3}, {path: 'b.parquet@[:100]', label_key: a.b, "
+                "on_bad_line: skip}]",
+                "data.train.1.weight=0.5"});
+  REQUIRE(recipe.data.train.size() == 2);
+  CHECK(recipe.data.train[0].weight == 3.0);
+  CHECK(recipe.data.train[1].weight == 0.5);
+  CHECK(recipe.data.train[1].path == "b.parquet@[:100]");
+  CHECK(recipe.data.train[1].label_key == "a.b");
+  CHECK(recipe.data.train[1].on_bad_line == OnBad::kSkip);
+  const StatusOr<Recipe> again = parse_recipe(to_yaml(recipe), "again.yaml");
+  REQUIRE(again.ok());
+  CHECK(*again == recipe);
+  CHECK(set_error("data.train=[]").find("data.train: must name 1 to") != std::string::npos);
+  CHECK(set_error("data.train=[{path: a, weight: 0}]").find("data.train.0.weight") != std::string::npos);
+  CHECK(set_error("data.train=[{weight: 1}]").find("data.train.0.path: required key is missing") !=
+        std::string::npos);
+}
+
+TEST_CASE("a template's variables keep their types") {
+  const Recipe recipe =
+      load_set({"data.chat_template_kwargs={enable_thinking: false, n: 2, x: 0.5, t: 'true', l: [a, null], "
+                "m: {k: \"ü\"}}",
+                "data.chat_date=2026-01-31"});
+  CHECK(
+      recipe.data.chat_template_kwargs ==
+      "{\"enable_thinking\":false,\"n\":2,\"x\":0.5,\"t\":\"true\",\"l\":[\"a\",null],\"m\":{\"k\":\"ü\"}}");
+  CHECK(recipe.data.chat_date == "2026-01-31");
+  const StatusOr<Recipe> again = parse_recipe(to_yaml(recipe), "again.yaml");
+  REQUIRE(again.ok());
+  CHECK(*again == recipe);
+  CHECK(load_set({"data.chat_template_kwargs=null"}).data.chat_template_kwargs == "{}");
+  CHECK(set_error("data.chat_template_kwargs=[1]").find("must be a mapping") != std::string::npos);
+  CHECK(set_error("data.chat_template_kwargs={a: {b: 1, b: 2}}").find("'b' is written twice") !=
         std::string::npos);
 }
 

@@ -66,6 +66,21 @@ TEST_CASE("A record's own label key comes before the upstream one") {
   CHECK(data->at(0).label == "mine");
 }
 
+TEST_CASE("Records are kept for scorers when asked") {
+  Fixture f;
+  f.options.keep_records = true;
+  f.options.on_bad_line = OnBad::kSkip;
+  const auto data = f.parse(
+      "{\"prompt\": \"2+2?\", \"label\": \"4\", \"level\": 5}\nbroken\n"
+      "{\"tags\": [\"a\"], \"prompt\": \"3+3?\", \"reward_model\": {\"ground_truth\": \"6\"}}");
+  REQUIRE(data.ok());
+  REQUIRE(data->size() == 2);
+  CHECK(data->record(0).messages == R"([{"role":"user","content":"2+2?"}])");
+  CHECK(data->record(0).metadata == R"({"level":5})");
+  CHECK(data->record(1).messages == R"([{"role":"user","content":"3+3?"}])");
+  CHECK(data->record(1).metadata == R"({"tags":["a"],"reward_model":{"ground_truth":"6"}})");
+}
+
 TEST_CASE("Numbers become labels in their shortest form") {
   Fixture f;
   const auto data = f.parse(
@@ -186,9 +201,6 @@ TEST_CASE("Datasets are read from files") {
   f.options.path = dir + "/missing.jsonl";
   CHECK(exit_code(Dataset::load(f.options, *f.tokenizer, ChatTemplate(Kind::kNone)).status()) ==
         ExitCode::kIo);
-  f.options.path = dir + "/train.parquet";
-  CHECK(exit_code(Dataset::load(f.options, *f.tokenizer, ChatTemplate(Kind::kNone)).status()) ==
-        ExitCode::kBadRecipe);
 }
 
 TEST_CASE("Supervised records hold prompt response and the end token") {

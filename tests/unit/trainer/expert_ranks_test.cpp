@@ -28,26 +28,9 @@ TrainerOptions options_of(const Mode& mode) {
 
 recipe::PrecisionPart precision_of(const Mode& mode) {
   if (mode.format == WeightFormat::kBF16) return {};
-  recipe::PrecisionPart part = mxfp8_everywhere();
-  part.configs[0].format = mode.format;
+  recipe::PrecisionPart part = everywhere(mode.format);
   part.backward = mode.backward;
   return part;
-}
-
-// Samples of different lengths.
-std::vector<TrainSample> samples_of(size_t count) {
-  const auto recorded = recorded_samples("qwen3_moe", 2);
-  std::vector<TrainSample> samples;
-  for (size_t s = 0; s < count; ++s) {
-    TrainSample sample = recorded[s % recorded.size()];
-    const auto whole = static_cast<size_t>(sample.response_length());
-    const size_t length = std::max<size_t>(1, whole * (count - s) / count);
-    sample.tokens.resize(static_cast<size_t>(sample.prompt_length) + length);
-    sample.rollout_logprobs.resize(length);
-    sample.key.sample_index = static_cast<uint32_t>(s);
-    samples.push_back(std::move(sample));
-  }
-  return samples;
 }
 
 void record_routing(std::vector<TrainSample>& samples, const ModelConfig& config) {
@@ -59,16 +42,6 @@ void record_routing(std::vector<TrainSample>& samples, const ModelConfig& config
     }
     s.routing = pack_expert_ids(ids, config.num_experts);
   }
-}
-
-double distance(const std::vector<float>& mine, const std::vector<float>& reference) {
-  REQUIRE(mine.size() == reference.size());
-  double error = 0.0, norm = 0.0;
-  for (size_t i = 0; i < mine.size(); ++i) {
-    error += std::pow(static_cast<double>(mine[i]) - reference[i], 2);
-    norm += std::pow(static_cast<double>(reference[i]), 2);
-  }
-  return std::sqrt(error / norm);
 }
 
 void require_all(const RankPool::Step& step) {
@@ -89,7 +62,7 @@ constexpr Mode kModes[] = {
 }  // namespace
 
 TEST_CASE("ranks that share experts take the step of one rank") {
-  const auto samples = samples_of(6);
+  const auto samples = uneven_samples(6);
   struct Pool {
     int32_t size, expert_parallel;
     std::vector<int32_t> assigned;  // rank of each sample
@@ -113,7 +86,7 @@ TEST_CASE("ranks that share experts take the step of one rank") {
         CAPTURE(name);
         if (name != "train/grad_norm") CHECK(step.reports[0].metrics.at(name) == value);
       }
-      const double error = distance(pool.gradients(), gradients);
+      const double error = relative_frobenius(pool.gradients(), gradients);
       CAPTURE(error);
       CHECK(error <= tolerance::kExchange);
     }
@@ -125,7 +98,7 @@ TEST_CASE("ranks that share experts replay recorded routing and give log-probs a
   options.algorithm.routing_replay = true;
   options.activation_bytes = 0;
   const recipe::PrecisionPart precision = mxfp8_everywhere();
-  auto samples = samples_of(5);
+  auto samples = uneven_samples(5);
   const auto run = [&](int32_t size, int32_t expert_parallel, const std::vector<int32_t>& assigned) {
     options.expert_parallel = expert_parallel;
     RankPool pool("qwen3_moe", options, size, precision);
@@ -162,14 +135,14 @@ TEST_CASE("ranks that share experts replay recorded routing and give log-probs a
   CHECK(mine_first.reports[0].metrics.at("mismatch/expert_overlap") ==
         first.reports[0].metrics.at("mismatch/expert_overlap"));
   // The second step's weights differ by the rounding of the first one's gradient.
-  for (size_t s = 0; s < samples.size(); ++s) CHECK(distance(mine_logprobs[s], logprobs[s]) < 0.02);
+  for (size_t s = 0; s < samples.size(); ++s) CHECK(relative_frobenius(mine_logprobs[s], logprobs[s]) < 0.02);
 }
 
 TEST_CASE("a trainer whose experts are spread wants its expert group") {
   TrainerOptions options = options_of({WeightFormat::kBF16, BackwardMode::kHighPrecision, Dtype::kBF16});
   options.expert_parallel = 2;
   RankPool pool("qwen3_moe", options, 2);
-  const auto samples = samples_of(2);
+  const auto samples = uneven_samples(2);
   for (const Status& status : run_ranks(2, [&](int32_t rank, Communicator&communicator) -> Status {
          TrainerOptions mine = options;
          mine.rank = rank;

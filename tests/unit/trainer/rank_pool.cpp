@@ -1,6 +1,8 @@
 #include "unit/trainer/rank_pool.hpp"
 
+#include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <string>
 
@@ -23,6 +25,37 @@ std::vector<Status> run_ranks(int32_t size,
                               const std::function<Status(int32_t rank, Communicator& communicator)>& body) {
   return accord::testing::run_group(
       size, "trainers", [&](Communicator& group) { return body(group.rank(), group); }, 1 << 16);
+}
+
+recipe::PrecisionPart everywhere(WeightFormat format) {
+  recipe::PrecisionPart part = mxfp8_everywhere();
+  part.configs[0].format = format;
+  return part;
+}
+
+std::vector<TrainSample> uneven_samples(size_t count) {
+  const auto recorded = recorded_samples("qwen3_moe", 2);
+  std::vector<TrainSample> samples;
+  for (size_t s = 0; s < count; ++s) {
+    TrainSample sample = recorded[s % recorded.size()];
+    const size_t length =
+        std::max<size_t>(1, static_cast<size_t>(sample.response_length()) * (s + 1) / count);
+    sample.tokens.resize(static_cast<size_t>(sample.prompt_length) + length);
+    sample.rollout_logprobs.resize(length);
+    sample.key.sample_index = static_cast<uint32_t>(s);
+    samples.push_back(std::move(sample));
+  }
+  return samples;
+}
+
+double relative_frobenius(const std::vector<float>& mine, const std::vector<float>& reference) {
+  REQUIRE(mine.size() == reference.size());
+  double error = 0.0, norm = 0.0;
+  for (size_t i = 0; i < mine.size(); ++i) {
+    error += std::pow(static_cast<double>(mine[i]) - reference[i], 2);
+    norm += std::pow(static_cast<double>(reference[i]), 2);
+  }
+  return std::sqrt(error / norm);
 }
 
 RankPool::RankPool(const std::string& model, const TrainerOptions& options, int32_t size,

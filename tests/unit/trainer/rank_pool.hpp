@@ -14,6 +14,15 @@ namespace accord::trainer {
 std::vector<Status> run_ranks(int32_t size,
                               const std::function<Status(int32_t rank, Communicator& communicator)>& body);
 
+// Every weight in `format`.
+recipe::PrecisionPart everywhere(WeightFormat format);
+
+// `count` recorded samples of different lengths, prompts repeated.
+std::vector<TrainSample> uneven_samples(size_t count);
+
+// |mine - reference| / |reference|
+double relative_frobenius(const std::vector<float>& mine, const std::vector<float>& reference);
+
 class RankPool {
  public:
   RankPool(const std::string& model, const TrainerOptions& options, int32_t size,

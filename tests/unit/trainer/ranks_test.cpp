@@ -26,38 +26,6 @@ TrainerOptions rank_options() {
   return options;
 }
 
-recipe::PrecisionPart everywhere(WeightFormat format) {
-  recipe::PrecisionPart part = mxfp8_everywhere();
-  part.configs[0].format = format;
-  return part;
-}
-
-// `count` samples of different lengths, prompts repeated.
-std::vector<TrainSample> uneven_samples(size_t count) {
-  const auto recorded = recorded_samples("qwen3_moe", 2);
-  std::vector<TrainSample> samples;
-  for (size_t s = 0; s < count; ++s) {
-    TrainSample sample = recorded[s % recorded.size()];
-    const size_t length =
-        std::max<size_t>(1, static_cast<size_t>(sample.response_length()) * (s + 1) / count);
-    sample.tokens.resize(static_cast<size_t>(sample.prompt_length) + length);
-    sample.rollout_logprobs.resize(length);
-    sample.key.sample_index = static_cast<uint32_t>(s);
-    samples.push_back(std::move(sample));
-  }
-  return samples;
-}
-
-double relative_frobenius(const std::vector<float>& mine, const std::vector<float>& reference) {
-  REQUIRE(mine.size() == reference.size());
-  double error = 0.0, norm = 0.0;
-  for (size_t i = 0; i < mine.size(); ++i) {
-    error += std::pow(static_cast<double>(mine[i]) - reference[i], 2);
-    norm += std::pow(static_cast<double>(reference[i]), 2);
-  }
-  return std::sqrt(error / norm);
-}
-
 // Where the gradient is far from AdamW's epsilon the update does not amplify its rounding.
 double worst_master(const std::vector<float>& mine, const std::vector<float>& reference,
                     const std::vector<float>& gradient) {

@@ -1,0 +1,21 @@
+#pragma once
+// The words of a shell script, enough of it for lists of arguments: quotes, backslashes, comments, arrays.
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.hpp"
+
+namespace accord::recipe {
+
+struct ShellWord {
+  std::string text;
+  int32_t line = 1;
+  bool expands = false;  // holds an unquoted or double-quoted $ or `, which only a shell resolves
+};
+
+// The brackets of NAME=( ... ) are dropped with their NAME=. An open quote is an error (kBadRecipe).
+StatusOr<std::vector<ShellWord>> split_shell_words(std::string_view text, std::string_view source);
+
+}  // namespace accord::recipe

@@ -1,0 +1,167 @@
+#include "recipe/miles_args.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "recipe/recipe.hpp"
+#include "support/catch.hpp"
+
+using namespace accord;
+using namespace accord::recipe;
+
+namespace {
+
+const std::string kCommon =
+    "CKPT_ARGS=(\n"
+    "   --hf-checkpoint /models/Qwen3-30B-A3B  # BF16\n"
+    ")\n"
+    "ROLLOUT_ARGS=(\n"
+    "   --prompt-data '/data/dapo math.jsonl' --input-key prompt --label-key label\n"
+    "   --rm-type dapo --num-rollout 300 --rollout-batch-size 32 \\\n"
+    "   --n-samples-per-prompt 8 --rollout-max-response-len 8192 --rollout-temperature 1\n"
+    ")\n"
+    "GRPO_ARGS=(--advantage-estimator grpo --eps-clip 0.2 --eps-clip-high 0.28 --entropy-coef 0.00)\n";
+
+struct Imported {
+  Recipe recipe;
+  std::string yaml;
+  std::string notes;
+};
+
+Imported imported(const std::string& args) {
+  const StatusOr<MilesImport> result = import_miles_args(args, "run.sh");
+  INFO((result.ok() ? std::string() : std::string(message_of(result.status()))));
+  REQUIRE(result.ok());
+  const StatusOr<Recipe> recipe = parse_recipe(result->yaml, "imported.yaml");
+  CAPTURE(result->yaml);
+  INFO((recipe.ok() ? std::string() : std::string(message_of(recipe.status()))));
+  REQUIRE(recipe.ok());
+  std::string notes;
+  for (const std::string& note : result->notes) {
+    notes += note + "\n";
+  }
+  return {*recipe, result->yaml, notes};
+}
+
+std::string error_of(const std::string& args) {
+  const StatusOr<MilesImport> result = import_miles_args(args, "run.sh");
+  return result.ok() ? "" : std::string(message_of(result.status()));
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("a launcher with MXFP8 becomes a recipe") {
+  const Imported run =
+      imported(kCommon +
+               "PERF=(--max-tokens-per-gpu 20480 --tensor-model-parallel-size 4)\n"
+               "OPT=(--lr 1e-6 --weight-decay 0.1 --adam-beta1 0.9 --adam-beta2 0.98)\n"
+               "--transformer-impl transformer_engine --bf16 --fp8-format e4m3 --fp8-recipe mxfp8\n"
+               "--first-last-layers-bf16 --num-layers-at-start-in-bf16 0 "
+               "--num-layers-at-end-in-bf16 7\n"
+               "--extra-high-precision-layers-hf .kv_b_proj. .q_proj.\n"
+               "--extra-high-precision-layers-megatron '.linear_fc2 .kv_b_proj.'\n");
+  const Recipe& recipe = run.recipe;
+  CHECK(recipe.model.checkpoint == "/models/Qwen3-30B-A3B");
+  CHECK(recipe.data.train.at(0).path == "/data/dapo math.jsonl");
+  CHECK(recipe.reward.type == "math_dapo_integer");
+  CHECK(recipe.run.steps == 300);
+  CHECK(recipe.rollout.prompts_per_step == 32);
+  CHECK(recipe.rollout.samples_per_prompt == 8);
+  CHECK(recipe.trainer.tokens_per_microbatch == 20480);
+  CHECK(recipe.trainer.optimizer.beta2 == 0.98);
+  CHECK(recipe.algorithm.clip_high == 0.28);
+  CHECK(recipe.precision.bf16_layers.first.value == 0);
+  CHECK(recipe.precision.bf16_layers.last.value == 7);
+  CHECK(!recipe.precision.bf16_layers.last.is_percent);
+  CHECK(recipe.precision.high_precision ==
+        std::vector<std::string>{".kv_b_proj.", ".q_proj.", ".linear_fc2"});
+  REQUIRE(recipe.precision.matchers.size() == 1);
+  CHECK(recipe.precision.matchers[0].pattern == "*");
+  CHECK(recipe.precision.configs[0].format == WeightFormat::kMXFP8);
+  CHECK(recipe.precision.backward == BackwardMode::kQuantized);
+  CHECK(contains(run.notes, "--tensor-model-parallel-size"));
+}
+
+TEST_CASE("a launcher with NVFP4, a precision file and variables becomes a recipe") {
+  const Imported run = imported("export NVTE_BACKWARD_OVERRIDE=dequantized\nNVTE_NVFP4_4OVER6=weights\n" +
+                                kCommon + "--fp4-format e2m1 --fp4-recipe nvfp4 --te-precision-config-file " +
+                                std::string(ACCORD_TEST_DATA) + "/plans/nvfp4_experts.yaml\n");
+  const PrecisionPart& precision = run.recipe.precision;
+  CHECK(precision.backward == BackwardMode::kDequantized);
+  REQUIRE(precision.matchers.size() >= 3);
+  CHECK(precision.matchers[0].pattern == "*.mlp.experts.linear_fc1");
+  CHECK(precision.matchers[0].names == MatchNames::kMegatron);
+  CHECK(!precision.te_config_file.has_value());
+  REQUIRE(precision.find_config("nvfp4") != nullptr);
+  CHECK(precision.find_config("nvfp4")->four_over_six == recipe::FourOverSix::kWeights);
+}
+
+TEST_CASE("BF16 layers default as the launcher's programs do") {
+  CHECK(
+      imported(kCommon + "--fp8-format e4m3 --fp8-recipe mxfp8\n").recipe.precision.bf16_layers.last.value ==
+      0);
+  const Imported flagged =
+      imported(kCommon + "--fp8-format e4m3 --fp8-recipe mxfp8 --first-last-layers-bf16\n");
+  CHECK(flagged.recipe.precision.bf16_layers.first.value == 1);
+  CHECK(flagged.recipe.precision.bf16_layers.last.value == 1);
+  CHECK(contains(
+      imported(kCommon + "--fp8-format e4m3 --fp8-recipe mxfp8 --num-layers-at-end-in-bf16 3\n").notes,
+      "--first-last-layers-bf16 is missing"));
+}
+
+TEST_CASE("a slip in a launcher is an error with its line") {
+  CHECK(contains(error_of("--hf-checkpoint m\n--fp8-fromat e4m3 --fp8-recipe mxfp8\n"),
+                 "run.sh:2: --fp8-fromat"));
+  CHECK(contains(error_of("--hf-checkpoint m\n--fp8-fromat e4m3\n"), "did you mean --fp8-format?"));
+  CHECK(contains(error_of("--fp8-format e4m3\n"), "--fp8-recipe"));
+  CHECK(contains(error_of("--fp8-format e4m3 --fp8-recipe delayed\n"), "mxfp8"));
+  CHECK(contains(error_of("--fp8-format e4m3 --fp8-recipe mxfp8 --fp4-format e2m1 --fp4-recipe nvfp4\n"),
+                 "excludes"));
+  CHECK(contains(error_of("--lr 1e-6\n--lr 1e-5\n"), "given twice, first on line 1"));
+  CHECK(contains(error_of("--lr fast\n"), "must be a number"));
+  CHECK(contains(error_of("--hf-checkpoint $BASE/m\n"), "needs a shell"));
+  CHECK(contains(error_of("--num-layers-at-end-in-bf16 1.5\n"), "number of layers"));
+  CHECK(contains(error_of("--extra-high-precision-layers-hf '*.q_proj'\n"), "plain parts of names"));
+  CHECK(contains(error_of("--lr 'unclosed\n"), "run.sh:1"));
+}
+
+TEST_CASE("keys that a launcher leaves open are named") {
+  const StatusOr<MilesImport> result = import_miles_args("--lr 1e-6\n", "args");
+  REQUIRE(result.ok());
+  const auto named = std::find_if(result->notes.begin(), result->notes.end(),
+                                  [](const std::string& note) { return contains(note, "fill in"); });
+  REQUIRE(named != result->notes.end());
+  CHECK(contains(*named, "model.checkpoint"));
+  CHECK(contains(*named, "data.train.path"));
+  CHECK(contains(*named, "reward.type"));
+}
+
+TEST_CASE("evaluation, reference and pool sizes of a launcher become keys") {
+  const Imported run =
+      imported(kCommon +
+               "--use-kl-loss --kl-loss-coef 0.001 --kl-loss-type low_var_kl --use-rollout-routing-replay\n"
+               "--eval-prompt-data aime /data/aime.jsonl math '/data/m.jsonl@[0:100]' --eval-interval 20 "
+               "--n-samples-per-eval-prompt 16\n"
+               "--global-batch-size 128 --actor-num-nodes 1 --actor-num-gpus-per-node 4 "
+               "--rollout-num-gpus 4 --rollout-stop '</s>' 'a \"b\"'\n");
+  CHECK(run.recipe.algorithm.reference_kl);
+  CHECK(run.recipe.algorithm.kl_coefficient == 0.001);
+  CHECK(run.recipe.algorithm.kl_estimator == KlEstimator::kLowVariance);
+  CHECK(run.recipe.algorithm.routing_replay);
+  REQUIRE(run.recipe.data.eval.size() == 2);
+  CHECK(run.recipe.data.eval[1].name == "math");
+  CHECK(run.recipe.data.eval[1].path == "/data/m.jsonl@[0:100]");
+  CHECK(run.recipe.data.eval[1].every == 20);
+  CHECK(run.recipe.data.eval[1].samples == 16);
+  CHECK(run.recipe.trainer.updates_per_step == 2);
+  CHECK(run.recipe.trainer.workers == 4);
+  CHECK(run.recipe.rollout.workers == 4);
+  CHECK(run.recipe.rollout.stop == std::vector<std::string>{"</s>", "a \"b\""});
+  CHECK(contains(error_of(kCommon + "--global-batch-size 100\n"), "256 samples"));
+  CHECK(contains(error_of(kCommon + "--eval-prompt-data aime\n"), "pairs"));
+  CHECK(contains(error_of(kCommon + "--use-kl-loss --kl-loss-type k4\n"), "low_var_kl"));
+}
