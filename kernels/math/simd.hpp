@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "base/dtype.hpp"
+#include "kernels/math/exp_log.hpp"
 
 namespace accord::kernels {
 
@@ -79,21 +80,6 @@ inline float reduce_max8(F8 v) {
   m = _mm_max_ss(m, _mm_shuffle_ps(m, m, 1));
   return _mm_cvtss_f32(m);
 }
-
-// Constants of exp (math.hpp). 12582912 = 1.5 * 2^23: adding it rounds to an integer.
-struct ExpConstants {
-  static constexpr float kHigh = 89.0F;
-  static constexpr float kLow = -104.0F;
-  static constexpr float kLog2e = 0x1.715476p+0F;
-  static constexpr float kLn2Hi = 0x1.62e400p-1F;  // 11 trailing zero bits: n * kLn2Hi is exact
-  static constexpr float kLn2Lo = 0x1.7f7d1cp-20F;
-  static constexpr float kMagic = 12582912.0F;
-  static constexpr float kC2 = 0x1.fffffb944e75ep-2F;
-  static constexpr float kC3 = 0x1.555490a0516efp-3F;
-  static constexpr float kC4 = 0x1.5558f4c58887dp-5F;
-  static constexpr float kC5 = 0x1.123a6ae277e45p-7F;
-  static constexpr float kC6 = 0x1.6a235824e0a95p-10F;
-};
 
 inline F8 exp8(F8 x) {
   using C = ExpConstants;

@@ -1,0 +1,420 @@
+// out = softmax(scale q k^T, causal) v over a paged cache (attention_cuda.hpp has the order of every sum).
+// q [T, H*D], k [rows, G*D], v [rows, G*V], out [T, H*V]; H query heads, G key/value heads.
+//
+// A block of four warps owns R*16 query vectors (rows times heads of one key/value head). Per block of 64 keys:
+//   scores   warp w: all queries x keys 16w .. 16w+15                       -> shared memory, fp32, masked
+//   softmax  four threads per query: maximum, p, sum; rescaling factor      -> p as bf16
+//   values   warp w: all queries x columns [w V/4, (w+1) V/4), in registers
+// Keys of the next block arrive during softmax and values, values of the next block during its scores.
+#include <cassert>
+
+#include "kernels/attention/attention_cuda.hpp"
+#include "kernels/cuda/launch.cuh"
+#include "kernels/gemm/mma.cuh"
+#include "kernels/math/exp_log.hpp"
+
+namespace accord::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kWarps = 4;
+constexpr int kBlock = 64;    // keys
+constexpr int kSplit = 512;   // keys
+constexpr int kPage = 16;
+constexpr int kScoreStride = 72;               // floats: rows of a quad's reads hit distinct banks
+constexpr int kWeightStride = kBlock * 2 + 16;  // bytes
+constexpr float kMinusInfinity = -__builtin_inff();
+constexpr float kKeep = -1.0F;  // merge factor of a query that sees nothing of the split
+
+template <int R, int D, int V>
+struct Layout {
+  static constexpr bool kSharedValues = D == 576;
+  static constexpr int kQueries = 16 * R;
+  static constexpr int kKeyStride = D * 2 + 16;
+  static constexpr int kValueStride = kSharedValues ? kKeyStride : V * 2 + 16;
+  static constexpr int kQ = 0;
+  static constexpr int kK = kQ + kQueries * kKeyStride;
+  static constexpr int kV = kK + kBlock * kKeyStride;
+  static constexpr int kScores = kV + (kSharedValues ? 0 : kBlock * kValueStride);
+  static constexpr int kWeights = kScores + kQueries * kScoreStride * 4;
+  static constexpr int kStats = kWeights + kQueries * kWeightStride;
+  static constexpr int kBytes = kStats + kQueries * 7 * 4;
+};
+
+template <int R, int D, int V>
+__global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForward p, int heads_per_tile) {
+  using L = Layout<R, D, V>;
+  constexpr int kColumns = V / kWarps / 8;  // 8-column tiles of a warp
+  static_assert(kColumns % 2 == 0 && D % 16 == 0);
+  extern __shared__ __align__(128) unsigned char shared[];
+  auto* scores = reinterpret_cast<float*>(shared + L::kScores);
+  auto* split_max = reinterpret_cast<float*>(shared + L::kStats);
+  float* split_sum = split_max + L::kQueries;
+  float* rescale = split_sum + L::kQueries;
+  float* merged_max = rescale + L::kQueries;
+  float* merged_sum = merged_max + L::kQueries;
+  float* merge_old = merged_sum + L::kQueries;
+  float* merge_new = merge_old + L::kQueries;
+  const uint32_t base = shared_address(shared);
+
+  const int tid = threadIdx.x;
+  const int lane = tid % 32;
+  const int warp = tid / 32;
+  const int group = lane / 4;
+  const int quad = lane % 4;
+  const AttentionTile tile = p.tiles[blockIdx.y];
+  const int heads_per_kv = p.dims.num_heads / p.dims.num_kv_heads;
+  const int head_tiles = (heads_per_kv + heads_per_tile - 1) / heads_per_tile;
+  const int kv_head = blockIdx.x / head_tiles;
+  const int head0 = blockIdx.x % head_tiles * heads_per_tile;
+  const int heads = min(heads_per_tile, heads_per_kv - head0);
+  const bool partial = p.partials != nullptr;
+  const int context = tile.first_position + tile.num_rows;  // keys that some query sees
+  const int first_key = partial ? static_cast<int>(blockIdx.z) * kSplit : 0;
+  const int last_key = partial ? min(context, first_key + kSplit) : context;
+  if (first_key >= last_key) return;
+
+  // Query i is row i / heads_per_tile of the tile, head i % heads_per_tile; position -1: none.
+  const auto position_of = [&](int i) {
+    const int row = i / heads_per_tile;
+    return row < tile.num_rows && i % heads_per_tile < heads ? tile.first_position + row : -1;
+  };
+  const auto head_of = [&](int i) { return kv_head * heads_per_kv + head0 + i % heads_per_tile; };
+  const auto row_of = [&](int i) { return static_cast<int64_t>(tile.row_begin + i / heads_per_tile); };
+
+  for (int i = tid; i < L::kQueries * (D / 8); i += kThreads) {
+    const int r = i / (D / 8);
+    const int c = i % (D / 8) * 8;
+    const bool valid = position_of(r) >= 0;
+    const BF16* from = valid ? p.q + row_of(r) * p.q_stride + static_cast<int64_t>(head_of(r)) * D + c : p.q;
+    copy_async<16>(base + L::kQ + r * L::kKeyStride + c * 2, from, valid);
+  }
+  const auto load_rows = [&](const BF16* data, int64_t stride, int width, uint32_t to, int to_stride, int key0) {
+    const int chunks = width / 8;
+    for (int i = tid; i < kBlock * chunks; i += kThreads) {
+      const int r = i / chunks;
+      const int c = i % chunks * 8;
+      const int key = key0 + r;
+      const bool valid = key < last_key;
+      const BF16* from = data;
+      if (valid) {
+        const int64_t row = p.pages[tile.page_begin + key / kPage] + key % kPage;
+        from = data + row * stride + static_cast<int64_t>(kv_head) * width + c;
+      }
+      copy_async<16>(to + r * to_stride + c * 2, from, valid);
+    }
+  };
+  const auto load_keys = [&](int key0) {
+    if (key0 < last_key) load_rows(p.k, p.k_stride, D, base + L::kK, L::kKeyStride, key0);
+    copy_commit();
+  };
+  const auto load_values = [&](int key0) {
+    if constexpr (!L::kSharedValues) {
+      if (key0 < last_key) load_rows(p.v, p.v_stride, V, base + L::kV, L::kValueStride, key0);
+      copy_commit();
+    }
+  };
+
+  if (tid < L::kQueries) {
+    split_max[tid] = kMinusInfinity;
+    split_sum[tid] = 0.0F;
+    merged_max[tid] = kMinusInfinity;
+    merged_sum[tid] = 0.0F;
+  }
+  float acc[R][kColumns][4] = {};
+  float merged[R][kColumns][4] = {};
+  const int low = lane % 8 + lane / 8 % 2 * 8;
+  const int high = lane / 16 * 8;
+  const uint32_t q_lane = base + L::kQ + low * L::kKeyStride + high * 2;
+  const uint32_t k_lane = base + L::kK + (warp * 16 + lane % 8 + high) * L::kKeyStride + lane / 8 % 2 * 16;
+  const uint32_t w_lane = base + L::kWeights + low * kWeightStride + high * 2;
+  const uint32_t v_lane = base + (L::kSharedValues ? L::kK : L::kV) + low * L::kValueStride +
+                          (warp * (V / kWarps) + high) * 2;
+
+  load_keys(first_key);
+  load_values(first_key);
+  for (int key0 = first_key; key0 < last_key; key0 += kBlock) {
+    copy_wait<L::kSharedValues ? 0 : 1>();
+    __syncthreads();
+    {
+      float s[R][2][4] = {};
+#pragma unroll 4
+      for (int d = 0; d < D / 16; ++d) {
+        uint32_t b[4];
+        load_matrices(b, k_lane + d * 32);
+#pragma unroll
+        for (int i = 0; i < R; ++i) {
+          uint32_t a[4];
+          load_matrices(a, q_lane + i * 16 * L::kKeyStride + d * 32);
+          mma_16816(s[i][0], a, b[0], b[1]);
+          mma_16816(s[i][1], a, b[2], b[3]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < R; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int query = i * 16 + half * 8 + group;
+          const int position = position_of(query);
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            const int column = warp * 16 + j * 8 + quad * 2;
+            float2 pair;
+            pair.x = key0 + column <= position ? s[i][j][half * 2] * p.dims.scale : kMinusInfinity;
+            pair.y = key0 + column + 1 <= position ? s[i][j][half * 2 + 1] * p.dims.scale : kMinusInfinity;
+            *reinterpret_cast<float2*>(scores + query * kScoreStride + column) = pair;
+          }
+        }
+      }
+    }
+    __syncthreads();
+    if constexpr (!L::kSharedValues) load_keys(key0 + kBlock);
+
+    for (int query = tid / 4; query < L::kQueries; query += kThreads / 4) {
+      float x[16];
+      float max = kMinusInfinity;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const float2 pair = *reinterpret_cast<const float2*>(scores + query * kScoreStride + 8 * i + 2 * quad);
+        x[2 * i] = pair.x;
+        x[2 * i + 1] = pair.y;
+        max = fmaxf(max, fmaxf(pair.x, pair.y));  // ignores NaN, which comes back through the sum
+      }
+      max = fmaxf(max, __shfl_xor_sync(gpu::kFullMask, max, 1));
+      max = fmaxf(max, __shfl_xor_sync(gpu::kFullMask, max, 2));
+      const float old = split_max[query];
+      max = fmaxf(old, max);
+      float factor = 1.0F;
+      float sum = 0.0F;
+      if (max == kMinusInfinity) {
+#pragma unroll
+        for (int i = 0; i < 16; ++i) x[i] = x[i] != x[i] ? x[i] : 0.0F;
+      } else {
+        factor = exp_scalar(old - max);
+#pragma unroll
+        for (int i = 0; i < 16; ++i) x[i] = exp_scalar(x[i] - max);
+      }
+#pragma unroll
+      for (int i = 0; i < 16; ++i) sum = sum + x[i];
+      sum = sum + __shfl_xor_sync(gpu::kFullMask, sum, 1);
+      sum = sum + __shfl_xor_sync(gpu::kFullMask, sum, 2);
+      __syncwarp();  // all four have read the old maximum
+      if (quad == 0) {
+        split_max[query] = max;
+        split_sum[query] = fused(split_sum[query], factor, sum);
+        rescale[query] = factor;
+      }
+      auto* weights = reinterpret_cast<uint32_t*>(shared + L::kWeights + query * kWeightStride);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) weights[4 * i + quad] = bf16_pair(x[2 * i], x[2 * i + 1]);
+    }
+    if constexpr (!L::kSharedValues) copy_wait<1>();
+    __syncthreads();
+
+#pragma unroll
+    for (int i = 0; i < R; ++i) {
+      const float top = rescale[i * 16 + group];
+      const float bottom = rescale[i * 16 + 8 + group];
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        acc[i][j][0] = acc[i][j][0] * top;
+        acc[i][j][1] = acc[i][j][1] * top;
+        acc[i][j][2] = acc[i][j][2] * bottom;
+        acc[i][j][3] = acc[i][j][3] * bottom;
+      }
+    }
+#pragma unroll
+    for (int kk = 0; kk < kBlock / 16; ++kk) {
+      uint32_t a[R][4];
+#pragma unroll
+      for (int i = 0; i < R; ++i) load_matrices(a[i], w_lane + i * 16 * kWeightStride + kk * 32);
+#pragma unroll
+      for (int j = 0; j < kColumns; j += 2) {
+        uint32_t b[4];
+        load_matrices_transposed(b, v_lane + kk * 16 * L::kValueStride + j * 16);
+#pragma unroll
+        for (int i = 0; i < R; ++i) {
+          mma_16816(acc[i][j], a[i], b[0], b[1]);
+          mma_16816(acc[i][j + 1], a[i], b[2], b[3]);
+        }
+      }
+    }
+    __syncthreads();
+    if constexpr (L::kSharedValues) load_keys(key0 + kBlock);
+    load_values(key0 + kBlock);
+
+    const bool split_ends = (key0 + kBlock) % kSplit == 0 || key0 + kBlock >= last_key;
+    if (!split_ends || partial) continue;
+    const int split = key0 / kSplit * kSplit;
+    if (tid < L::kQueries) {
+      float a = kKeep;
+      float b = 0.0F;
+      if (position_of(tid) >= split) {
+        const float max = fmaxf(merged_max[tid], split_max[tid]);
+        a = exp_scalar(merged_max[tid] - max);
+        b = exp_scalar(split_max[tid] - max);
+        merged_sum[tid] = fused(split_sum[tid], b, merged_sum[tid] * a);
+        merged_max[tid] = max;
+      }
+      merge_old[tid] = a;
+      merge_new[tid] = b;
+      split_max[tid] = kMinusInfinity;
+      split_sum[tid] = 0.0F;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < R; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float a = merge_old[i * 16 + half * 8 + group];
+        const float b = merge_new[i * 16 + half * 8 + group];
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+          for (int e = half * 2; e < half * 2 + 2; ++e) {
+            if (a != kKeep) merged[i][j][e] = fused(acc[i][j][e], b, merged[i][j][e] * a);
+            acc[i][j][e] = 0.0F;
+          }
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int i = 0; i < R; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int query = i * 16 + half * 8 + group;
+      if (position_of(query) < first_key) continue;
+      const int head = head_of(query);
+      const int64_t row = row_of(query);
+      const int column0 = warp * (V / kWarps) + quad * 2;
+      if (partial) {
+        const int64_t at = (row * p.dims.num_heads + head) * p.max_splits + blockIdx.z;
+        auto* stats = static_cast<float2*>(p.partials);
+        auto* sums = reinterpret_cast<float*>(stats + p.num_rows * p.dims.num_heads * p.max_splits) + at * V;
+        if (warp == 0 && quad == 0) stats[at] = {split_max[query], split_sum[query]};
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+          *reinterpret_cast<float2*>(sums + column0 + j * 8) = {acc[i][j][half * 2], acc[i][j][half * 2 + 1]};
+        }
+        continue;
+      }
+      const float inverse = 1.0F / merged_sum[query];
+      auto* out = reinterpret_cast<uint32_t*>(p.out + row * p.out_stride + static_cast<int64_t>(head) * V);
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        out[(column0 + j * 8) / 2] = bf16_pair(merged[i][j][half * 2] * inverse + 0.0F,
+                                               merged[i][j][half * 2 + 1] * inverse + 0.0F);
+      }
+      if (warp == 0 && quad == 0) {
+        p.lse[row * p.dims.num_heads + head] = merged_max[query] + log_scalar(merged_sum[query]);
+      }
+    }
+  }
+}
+
+// One warp per (row, head): the splits' results in ascending order, as attention_kernel merges its own.
+template <int V>
+__global__ void __launch_bounds__(kThreads) merge_kernel(const AttentionForward p) {
+  constexpr int kPairs = V / 64;
+  const int64_t index = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (index >= p.num_rows * p.dims.num_heads) return;
+  const int lane = threadIdx.x % 32;
+  const int64_t row = index / p.dims.num_heads;
+  const int64_t head = index % p.dims.num_heads;
+  const int position = p.positions[row];
+  const auto* stats = static_cast<const float2*>(p.partials);
+  const auto* sums = reinterpret_cast<const float*>(stats + p.num_rows * p.dims.num_heads * p.max_splits);
+  float merged[2 * kPairs] = {};
+  float max = kMinusInfinity;
+  float sum = 0.0F;
+  for (int split = 0; split * kSplit <= position; ++split) {
+    const int64_t at = index * p.max_splits + split;
+    const float2 part = stats[at];
+    const float next = fmaxf(max, part.x);
+    const float a = exp_scalar(max - next);
+    const float b = exp_scalar(part.x - next);
+    sum = fused(part.y, b, sum * a);
+    max = next;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const float2 x = *reinterpret_cast<const float2*>(sums + at * V + 64 * i + 2 * lane);
+      merged[2 * i] = fused(x.x, b, merged[2 * i] * a);
+      merged[2 * i + 1] = fused(x.y, b, merged[2 * i + 1] * a);
+    }
+  }
+  const float inverse = 1.0F / sum;
+  auto* out = reinterpret_cast<uint32_t*>(p.out + row * p.out_stride + head * V);
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    out[32 * i + lane] = bf16_pair(merged[2 * i] * inverse + 0.0F, merged[2 * i + 1] * inverse + 0.0F);
+  }
+  if (lane == 0) p.lse[index] = max + log_scalar(sum);
+}
+
+int queries_of(const AttentionDims& d, bool few_rows) { return few_rows || d.head_dim > 128 ? 16 : 64; }
+int heads_per_tile(const AttentionDims& d, int queries) {
+  const int group = d.num_heads / d.num_kv_heads;
+  return group < queries ? group : queries;
+}
+
+template <int R, int D, int V>
+void launch(const AttentionForward& args, StreamHandle stream) {
+  const auto kernel = attention_kernel<R, D, V>;
+  constexpr int kShared = Layout<R, D, V>::kBytes;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  const int heads = heads_per_tile(args.dims, 16 * R);
+  const int group = args.dims.num_heads / args.dims.num_kv_heads;
+  const dim3 grid(static_cast<unsigned>(args.dims.num_kv_heads * ((group + heads - 1) / heads)),
+                  static_cast<unsigned>(args.num_tiles),
+                  static_cast<unsigned>(args.partials == nullptr ? 1 : args.max_splits));
+  kernel<<<grid, kThreads, kShared, stream>>>(args, heads);
+  check_launch("attention_forward");
+  if (args.partials != nullptr) {
+    const int64_t work = args.num_rows * args.dims.num_heads;
+    merge_kernel<V><<<static_cast<unsigned>(gpu::ceil_div(work, kWarps)), kThreads, 0, stream>>>(args);
+    check_launch("attention_forward merge");
+  }
+}
+
+}  // namespace
+
+bool attention_takes(const AttentionDims& d) {
+  const bool sizes = (d.head_dim == 64 && d.v_head_dim == 64) || (d.head_dim == 128 && d.v_head_dim == 128) ||
+                     (d.head_dim == 192 && d.v_head_dim == 128) || (d.head_dim == 576 && d.v_head_dim == 512);
+  return sizes && d.num_kv_heads > 0 && d.num_heads % d.num_kv_heads == 0;
+}
+
+int32_t attention_tile_rows(const AttentionDims& d, bool few_rows) {
+  const int queries = queries_of(d, few_rows);
+  return queries / heads_per_tile(d, queries);
+}
+
+int64_t attention_partials_bytes(const AttentionDims& d, int64_t num_rows, int32_t max_splits) {
+  return num_rows * d.num_heads * max_splits * (d.v_head_dim + 2) * static_cast<int64_t>(sizeof(float));
+}
+
+void attention_forward(const AttentionForward& args, StreamHandle stream) {
+  assert(attention_takes(args.dims) && args.num_tiles <= 65535);
+  if (args.num_tiles == 0) return;
+  const bool small = queries_of(args.dims, args.few_rows) == 16;
+  switch (args.dims.head_dim) {
+    case 64:
+      small ? launch<1, 64, 64>(args, stream) : launch<4, 64, 64>(args, stream);
+      break;
+    case 128:
+      small ? launch<1, 128, 128>(args, stream) : launch<4, 128, 128>(args, stream);
+      break;
+    case 192:
+      launch<1, 192, 128>(args, stream);
+      break;
+    case 576:
+      launch<1, 576, 512>(args, stream);
+      break;
+    default:
+      break;
+  }
+}
+
+}  // namespace accord::kernels::cuda
