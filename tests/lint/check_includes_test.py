@@ -55,6 +55,11 @@ class CheckIncludes(unittest.TestCase):
         self.fails({"src/model/a.hpp": "", "src/base/b.hpp": '#include "model/a.hpp"\n'},
                    "src/base/b.hpp:1:", "base may not include model")
 
+    def test_cuda_headers(self):
+        self.passes({"kernels/a/a_cuda.cu": "#include <cuda_runtime.h>\n", "src/device/b_cuda.cpp": "#include <cuda.h>\n"})
+        self.fails({"kernels/a/a.hpp": "#include <cuda_runtime.h>\n"}, "kernels/a/a.hpp:1:", "belongs into .cu")
+        self.fails({"kernels/a/a.cuh": "", "src/model/a.cpp": '#include "kernels/a/a.cuh"\n'}, "src/model/a.cpp:1:")
+
     def test_stage_rooms(self):
         self.fails({"src/rollout/a.hpp": "", "src/trainer/b.cpp": '\n#include "rollout/a.hpp"\n'},
                    "src/trainer/b.cpp:2:", "trainer and rollout")

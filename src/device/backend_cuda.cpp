@@ -1,0 +1,280 @@
+// The device room's CUDA calls.
+#include "device/backend.hpp"
+
+#include <cuda_runtime.h>
+
+#include <cstdlib>
+
+#include "base/log.hpp"
+#include "device/launch.hpp"
+
+namespace accord::backend {
+namespace {
+
+// The hardware or its driver is gone, rather than this program's kernels at fault.
+bool is_hardware(cudaError_t error) {
+  switch (error) {
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorDevicesUnavailable:
+    case cudaErrorDeviceUninitialized:
+    case cudaErrorSystemNotReady:
+    case cudaErrorContained:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Whether every later call on the context fails too: such an error is not cleared by reading it.
+bool is_sticky(cudaError_t error) {
+  switch (error) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorTensorMemoryLeak:
+    case cudaErrorExternalDevice:
+    case cudaErrorUnknown:
+      return true;
+    default:
+      return is_hardware(error);
+  }
+}
+
+std::string text_of(cudaError_t error) {
+  return fmt::format("{} ({})", cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+[[noreturn]] void end_process(const char* call, cudaError_t error) {
+  log::error("{}: {}; the CUDA context is lost, so this process ends. {}", call, text_of(error),
+             is_hardware(error) ? "Check the device with nvidia-smi and the kernel's log for Xid messages"
+                                : "Run it under compute-sanitizer to find the kernel at fault");
+  // No destructors: they would call into the lost context.
+  std::_Exit(static_cast<int>(is_hardware(error) ? ExitCode::kUnavailable : ExitCode::kInternal));
+}
+
+Status check(cudaError_t error, const char* call) {
+  if (error == cudaSuccess) {
+    return absl::OkStatus();
+  }
+  if (is_sticky(error)) {
+    end_process(call, error);
+  }
+  (void)cudaGetLastError();  // handled: the next check of a launch must not find it
+  return unavailable_error("{}: {}", call, text_of(error));
+}
+
+// The calling thread's device while this lives.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int device) {
+    status_ = check(cudaGetDevice(&previous_), "cudaGetDevice");
+    if (status_.ok()) {
+      status_ = check(cudaSetDevice(device), "cudaSetDevice");
+    }
+  }
+  ~CurrentDevice() {
+    if (status_.ok()) {
+      (void)cudaSetDevice(previous_);
+    }
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+  const Status& status() const { return status_; }
+
+ private:
+  Status status_;
+  int previous_ = 0;
+};
+
+// Releasing fails only when the context is lost or the program ends: worth a line, not a status.
+void check_release(cudaError_t error, const char* call) {
+  if (error != cudaSuccess && error != cudaErrorCudartUnloading) {
+    if (is_sticky(error)) {
+      end_process(call, error);
+    }
+    log::warn("{}: {}", call, text_of(error));
+  }
+}
+
+}  // namespace
+
+StatusOr<int> device_count() {
+  int count = 0;
+  ACCORD_RETURN_IF_ERROR(check(cudaGetDeviceCount(&count), "cudaGetDeviceCount"));
+  return count;
+}
+
+StatusOr<DeviceInfo> device_info(int device) {
+  cudaDeviceProp properties;
+  ACCORD_RETURN_IF_ERROR(check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties"));
+  const CurrentDevice current(device);
+  ACCORD_RETURN_IF_ERROR(current.status());
+  size_t free_bytes = 0;
+  size_t total_bytes = 0;
+  ACCORD_RETURN_IF_ERROR(check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo"));
+  char bus_id[32] = {};
+  ACCORD_RETURN_IF_ERROR(check(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device), "cudaDeviceGetPCIBusId"));
+  DeviceInfo info;
+  info.name = properties.name;
+  info.bus_id = bus_id;
+  info.major = properties.major;
+  info.minor = properties.minor;
+  info.num_multiprocessors = properties.multiProcessorCount;
+  info.l2_bytes = properties.l2CacheSize;
+  info.total_bytes = static_cast<int64_t>(total_bytes);
+  info.free_bytes = static_cast<int64_t>(free_bytes);
+  return info;
+}
+
+std::string driver_text() {
+  int driver = 0;
+  int runtime = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || cudaRuntimeGetVersion(&runtime) != cudaSuccess) {
+    return "none: the CUDA runtime does not start";
+  }
+  constexpr int kMajor = 1000;
+  constexpr int kMinor = 10;
+  const auto version = [](int v) { return fmt::format("{}.{}", v / kMajor, v % kMajor / kMinor); };
+  return driver == 0 ? fmt::format("none (this build: CUDA {})", version(runtime))
+                     : fmt::format("CUDA {} (this build: CUDA {})", version(driver), version(runtime));
+}
+
+Status set_device(int device) { return check(cudaSetDevice(device), "cudaSetDevice"); }
+
+Status synchronize_device(int device) {
+  const CurrentDevice current(device);
+  ACCORD_RETURN_IF_ERROR(current.status());
+  return check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+StatusOr<void*> allocate(int device, size_t bytes) {
+  const CurrentDevice current(device);
+  ACCORD_RETURN_IF_ERROR(current.status());
+  void* p = nullptr;
+  const cudaError_t error = cudaMalloc(&p, bytes);
+  if (error == cudaErrorMemoryAllocation) {
+    (void)cudaGetLastError();
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+    ACCORD_RETURN_IF_ERROR(check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo"));
+    return unavailable_error("cudaMalloc: cuda:{} has {} of {} bytes free, {} are needed", device, free_bytes,
+                             total_bytes, bytes);
+  }
+  ACCORD_RETURN_IF_ERROR(check(error, "cudaMalloc"));
+  return p;
+}
+
+void release(int device, void* p) {
+  const CurrentDevice current(device);
+  check_release(cudaFree(p), "cudaFree");
+}
+
+StatusOr<void*> allocate_pinned(int device, size_t bytes) {
+  const CurrentDevice current(device);
+  ACCORD_RETURN_IF_ERROR(current.status());
+  void* p = nullptr;
+  const Status status = check(cudaHostAlloc(&p, bytes, cudaHostAllocPortable), "cudaHostAlloc");
+  if (!status.ok()) {
+    return annotate(status, fmt::format("{} bytes of pinned host memory", bytes));
+  }
+  return p;
+}
+
+void release_pinned(void* p) { check_release(cudaFreeHost(p), "cudaFreeHost"); }
+
+StatusOr<StreamHandle> create_stream(int device) {
+  const CurrentDevice current(device);
+  ACCORD_RETURN_IF_ERROR(current.status());
+  cudaStream_t stream = nullptr;
+  ACCORD_RETURN_IF_ERROR(
+      check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
+  return stream;
+}
+
+void destroy_stream(int device, StreamHandle stream) {
+  const CurrentDevice current(device);
+  check_release(cudaStreamDestroy(stream), "cudaStreamDestroy");
+}
+
+Status synchronize_stream(StreamHandle stream) {
+  return check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+}
+
+Status copy(void* to, const void* from, size_t bytes, StreamHandle stream) {
+  return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
+}
+
+Status fill(void* to, uint8_t value, size_t bytes, StreamHandle stream) {
+  return check(cudaMemsetAsync(to, value, bytes, stream), "cudaMemsetAsync");
+}
+
+StatusOr<EventHandle> create_event(int device) {
+  const CurrentDevice current(device);
+  ACCORD_RETURN_IF_ERROR(current.status());
+  cudaEvent_t event = nullptr;
+  ACCORD_RETURN_IF_ERROR(check(cudaEventCreate(&event), "cudaEventCreate"));
+  return event;
+}
+
+void destroy_event(int device, EventHandle event) {
+  const CurrentDevice current(device);
+  check_release(cudaEventDestroy(event), "cudaEventDestroy");
+}
+
+Status record(EventHandle event, StreamHandle stream) {
+  return check(cudaEventRecord(event, stream), "cudaEventRecord");
+}
+
+Status wait(StreamHandle stream, EventHandle event) {
+  return check(cudaStreamWaitEvent(stream, event, 0), "cudaStreamWaitEvent");
+}
+
+Status synchronize_event(EventHandle event) {
+  return check(cudaEventSynchronize(event), "cudaEventSynchronize");
+}
+
+StatusOr<bool> event_finished(EventHandle event) {
+  const cudaError_t error = cudaEventQuery(event);
+  if (error == cudaErrorNotReady) {
+    (void)cudaGetLastError();
+    return false;
+  }
+  ACCORD_RETURN_IF_ERROR(check(error, "cudaEventQuery"));
+  return true;
+}
+
+StatusOr<double> milliseconds_between(EventHandle start, EventHandle end) {
+  float milliseconds = 0.0F;
+  ACCORD_RETURN_IF_ERROR(check(cudaEventElapsedTime(&milliseconds, start, end), "cudaEventElapsedTime"));
+  return milliseconds;
+}
+
+}  // namespace accord::backend
+
+namespace accord {
+
+void check_launch(const char* kernel) {
+  const cudaError_t error = cudaGetLastError();
+  if (error != cudaSuccess) {
+    backend::end_process(kernel, error);
+  }
+}
+
+int num_multiprocessors() {
+  int device = 0;
+  int count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+    check_launch("cudaDeviceGetAttribute");
+  }
+  return count;
+}
+
+}  // namespace accord
