@@ -13,10 +13,11 @@ namespace {
 
 constexpr int64_t kPanel = 16;         // rows of B that are widened together
 constexpr uint32_t kExponentMask = 0x7f800000u;
-constexpr uint32_t kMinPower = 0x00800000u;  // 2^-126, the exponent of subnormals and zeros
+constexpr uint32_t kMinPower = 0x00800000u;  // 2^-126, the exponent of subnormals
+constexpr double kFloor = 0x1p-133;          // of the largest exponent
 constexpr int kFraction = 25;
 
-// A row of operands: value and 2^exponent, both exact in fp32.
+// A row of operands: value and 2^exponent (0 for zeros), both exact in fp32.
 struct WideRow {
   std::vector<float> value;
   std::vector<float> power;
@@ -31,7 +32,7 @@ struct WideRow {
       const uint32_t exponent = bits & kExponentMask;
       finite = finite && exponent != kExponentMask;
       value[i] = std::bit_cast<float>(bits);
-      power[i] = std::bit_cast<float>(std::max(exponent, kMinPower));
+      power[i] = value[i] == 0.0F ? 0.0F : std::bit_cast<float>(std::max(exponent, kMinPower));
     }
   }
 };
@@ -82,8 +83,8 @@ double horizontal_sum(__m256d x) {  // of integers below 2^53: any order is exac
 
 float finite_step(const float* a, const float* a_power, const float* b, const float* b_power, float acc) {
   constexpr int kToZero = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
-  const uint32_t acc_exponent = std::bit_cast<uint32_t>(acc) & kExponentMask;
-  __m256d power = _mm256_set1_pd(static_cast<double>(std::bit_cast<float>(std::max(acc_exponent, kMinPower))));
+  const uint32_t acc_exponent = std::max(std::bit_cast<uint32_t>(acc) & kExponentMask, kMinPower);
+  __m256d power = _mm256_set1_pd(acc == 0.0F ? kFloor : static_cast<double>(std::bit_cast<float>(acc_exponent)));
   __m256d product[4];
   for (int i = 0; i < 4; ++i) {
     product[i] = _mm256_mul_pd(widen4(a + 4 * i), widen4(b + 4 * i));

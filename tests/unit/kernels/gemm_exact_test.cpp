@@ -36,9 +36,11 @@ __int128 shift_to_zero(int64_t x, int left) {
 // The documented step in integers, finite operands.
 float naive_step(const BF16* a, const BF16* b, float acc) {
   const Parts c = parts_of(std::bit_cast<uint32_t>(acc), 23, 23);
-  int top = c.exponent;
+  int top = c.significand == 0 ? -133 : c.exponent;
   for (int i = 0; i < 16; ++i) {
-    top = std::max(top, parts_of(a[i].bits, 7, 7).exponent + parts_of(b[i].bits, 7, 7).exponent);
+    const Parts x = parts_of(a[i].bits, 7, 7);
+    const Parts y = parts_of(b[i].bits, 7, 7);
+    if (x.significand != 0 && y.significand != 0) top = std::max(top, x.exponent + y.exponent);
   }
   __int128 sum = shift_to_zero(c.significand, c.exponent - 23 - (top - 25));
   for (int i = 0; i < 16; ++i) {
@@ -111,6 +113,20 @@ TEST_CASE("A tensor-core step cuts toward zero and keeps 25 fractional bits") {
   CHECK(s.run(-1.0F) == -0x1.fffffep-1F);
   s.b[0] = bf(0x1p-26F);  // below the last kept bit
   CHECK(s.run(-1.0F) == -1.0F);
+  // Neither zeros nor what multiplies them count.
+  s.a[1] = bf(0.0F);
+  s.b[1] = bf(0x1p100F);
+  s.b[0] = bf(0x1.02p-60F);
+  CHECK(s.run(0.0F) == 0x1.02p-60F);
+  // Below 2^-133 the cut no longer follows the largest exponent: 2^-158 is the last bit kept.
+  Step tiny;
+  tiny.a[0] = bf(0x1p-75F);
+  tiny.b[0] = bf(0x1p-74F);
+  tiny.a[1] = bf(-0x1p-80F);
+  tiny.b[1] = bf(0x1p-79F);
+  CHECK(tiny.run(0.0F) == 0x1p-149F);  // 2^-149 - 2^-159
+  tiny.a[1] = bf(-0x1p-79F);
+  CHECK(tiny.run(0.0F) == 0.0F);  // 2^-149 - 2^-158
 }
 
 TEST_CASE("Special values of a tensor-core step") {
