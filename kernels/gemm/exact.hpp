@@ -2,10 +2,12 @@
 // Products in the arithmetic of Hopper's BF16 tensor core, bit for bit, on the CPU: the reference that GPU
 // products are compared with. Slow (about 1 ns per multiply-add on one core).
 //
-// C[m][n] = sum over k of A[m][k] * B[n][k] with one fp32 accumulator per output, k in ascending groups of 16.
-// One group, with accumulator c:
-//   E   = max( -133, e(c), e(a_i) + e(b_i) for i = 0..15 )   over the terms that are not zero; e(x) the exponent of x,
-//                                                             -126 for subnormals; a product is not normalized
+// C[m][n] = sum over k of A[m][k] * B[n][k] with one fp32 accumulator per output, k in ascending groups
+// of 16. One group, with accumulator c:
+//   E   = max( -133, e(c), e(a_i) + e(b_i) for i = 0..15 )   over the terms that are not zero; e(x) the
+//   exponent of x,
+//                                                             -126 for subnormals; a product is not
+//                                                             normalized
 //   sum = the 17 terms, each cut toward zero to a multiple of 2^(E-25), added exactly
 //   c'  = sum cut toward zero to fp32, past the largest fp32 to infinity; a sum of zero is +0
 // NaN, infinity times zero, and infinities of both signs give NaN; else an infinity stays.

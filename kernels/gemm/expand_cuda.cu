@@ -50,12 +50,13 @@ __device__ float e2m1_value(uint32_t code) {
 }
 
 __device__ void store8(uint16_t* to, const float (&x)[8]) {
-  const uint4 packed{bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]), bf16_pair(x[6], x[7])};
+  const uint4 packed{bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]),
+                     bf16_pair(x[6], x[7])};
   *reinterpret_cast<uint4*>(to) = packed;
 }
 
-__global__ void mxfp8_kernel(const uint8_t* q, const uint8_t* scales, int64_t rows, int64_t cols, bool column_wise,
-                             bool e5m2, uint16_t* out, int64_t ldo) {
+__global__ void mxfp8_kernel(const uint8_t* q, const uint8_t* scales, int64_t rows, int64_t cols,
+                             bool column_wise, bool e5m2, uint16_t* out, int64_t ldo) {
   const int64_t per_row = cols / 8;
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= rows * per_row) return;
@@ -66,7 +67,8 @@ __global__ void mxfp8_kernel(const uint8_t* q, const uint8_t* scales, int64_t ro
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const uint32_t code = ((j < 4 ? codes.x : codes.y) >> (j % 4 * 8)) & 0xffu;
-    const uint32_t scale = column_wise ? scales[row / 32 * cols + col + j] : scales[row * (cols / 32) + col / 32];
+    const uint32_t scale =
+        column_wise ? scales[row / 32 * cols + col + j] : scales[row * (cols / 32) + col / 32];
     x[j] = (e5m2 ? e5m2_value(code) : e4m3_value(code)) * e8m0_value(scale);
   }
   store8(out + row * ldo + col, x);
@@ -115,16 +117,16 @@ unsigned blocks_for(int64_t count) { return static_cast<unsigned>((count + kThre
 }  // namespace
 
 void expand_mxfp8(const uint8_t* q, const uint8_t* scales, int64_t rows, int64_t cols, bool column_wise,
-                         bool e5m2, BF16* out, int64_t ldo, StreamHandle stream) {
+                  bool e5m2, BF16* out, int64_t ldo, StreamHandle stream) {
   assert(cols % 8 == 0 && ldo % 8 == 0 && (column_wise ? rows : cols) % 32 == 0);
   if (rows == 0 || cols == 0) return;
-  mxfp8_kernel<<<blocks_for(rows * (cols / 8)), kThreads, 0, stream>>>(q, scales, rows, cols, column_wise, e5m2,
-                                                                       reinterpret_cast<uint16_t*>(out), ldo);
+  mxfp8_kernel<<<blocks_for(rows * (cols / 8)), kThreads, 0, stream>>>(
+      q, scales, rows, cols, column_wise, e5m2, reinterpret_cast<uint16_t*>(out), ldo);
   check_launch("expand_mxfp8");
 }
 
 void expand_nvfp4(const uint8_t* q, const uint8_t* scales, const float* outer, bool outer_per_row,
-                         int32_t range, int64_t rows, int64_t cols, BF16* out, int64_t ldo, StreamHandle stream) {
+                  int32_t range, int64_t rows, int64_t cols, BF16* out, int64_t ldo, StreamHandle stream) {
   assert(cols % 16 == 0 && ldo % 8 == 0);
   if (rows == 0 || cols == 0) return;
   const float inverse = 1.0F / static_cast<float>(6 * range);
@@ -134,7 +136,7 @@ void expand_nvfp4(const uint8_t* q, const uint8_t* scales, const float* outer, b
 }
 
 void check_mxfp8_range(const uint8_t* q, const uint8_t* scales, int64_t rows, int64_t cols, int32_t* flag,
-                              StreamHandle stream) {
+                       StreamHandle stream) {
   assert(cols % 32 == 0);
   const int64_t blocks = rows * (cols / 32);
   if (blocks == 0) return;

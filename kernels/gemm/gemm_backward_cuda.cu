@@ -1,12 +1,13 @@
 // dgrad and wgrad (gemm_cuda.hpp): C[m,n] = sum over l of A(m,l) B[l,n], the rows of B along the contracted
 // dimension; A[m,l] for dgrad, A[l,m] for wgrad. BF16 operands, l in ascending groups of 16, one accumulator.
 //
-// Tiles of BK contracted elements pass through a ring of shared-memory stages; what lies across the contracted
-// dimension is turned by ldmatrix.trans. Elements past the edges are zeros and change no bit.
+// Tiles of BK contracted elements pass through a ring of shared-memory stages; what lies across the
+// contracted dimension is turned by ldmatrix.trans. Elements past the edges are zeros and change no bit.
 #include <cassert>
 
 #include "kernels/cuda/launch.cuh"
 #include "kernels/gemm/gemm_cuda.hpp"
+#include "kernels/gemm/gemm_large.hpp"
 #include "kernels/gemm/mma.cuh"
 
 namespace accord::kernels::cuda {
@@ -32,8 +33,8 @@ struct BackwardParams {
   void* const* outputs;
 };
 
-// A across the contracted dimension: [kBK, BM]; along it: [BM, kBK]. Rows end in 16 bytes that keep ldmatrix free
-// of bank conflicts.
+// A across the contracted dimension: [kBK, BM]; along it: [BM, kBK]. Rows end in 16 bytes that keep ldmatrix
+// free of bank conflicts.
 template <bool A_ACROSS, int BM, int BN>
 struct BackwardStage {
   static constexpr int kAStride = (A_ACROSS ? BM : kBK) * 2 + 16;
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(32 * WM * WN) backward_kernel(const BackwardPa
     copy_commit();
   }
   // Where a lane's matrix row lies (mma.cuh): matrices in the order of the fragment's registers.
-  const int low = lane % 8 + (lane / 8) % 2 * 8;   // rows 0..15 in registers' order
+  const int low = lane % 8 + (lane / 8) % 2 * 8;  // rows 0..15 in registers' order
   const int high = lane / 16 * 8;
   const uint32_t a_lane = A_ACROSS ? (lane % 8 + high) * Stage::kAStride + (warp_row + (lane / 8) % 2 * 8) * 2
                                    : (warp_row + low) * Stage::kAStride + high * 2;
@@ -223,12 +224,34 @@ BackwardParams params_of(const GemmBackward& g) {
 }
 
 bool valid_shape(const GemmBackward& g) {
-  return g.m >= 0 && g.n > 0 && g.l >= 0 && g.m <= kMaxDimension && g.n <= kMaxDimension && g.l <= kMaxDimension &&
-         g.lda % 8 == 0 && g.ldb % 8 == 0 && g.n % 8 == 0 && !(g.c.bf16 && g.c.accumulate);
+  return g.m >= 0 && g.n > 0 && g.l >= 0 && g.m <= kMaxDimension && g.n <= kMaxDimension &&
+         g.l <= kMaxDimension && g.lda % 8 == 0 && g.ldb % 8 == 0 && g.n % 8 == 0 &&
+         !(g.c.bf16 && g.c.accumulate);
 }
 
-bool large_tiles(int64_t m, int64_t n, int64_t depth) {
-  return m > 64 && (m + 127) / 128 * ((n + 127) / 128) * depth >= 96;
+LargeParams large_of(const BackwardParams& p) {
+  LargeParams large{};
+  large.a = p.a;
+  large.b = p.b;
+  large.c = p.c;
+  large.lda = p.lda;
+  large.ldb = p.ldb;
+  large.ldc = p.ldc;
+  large.m = p.m;
+  large.n = p.n;
+  large.l = p.l;
+  large.c_bf16 = p.c_bf16;
+  large.accumulate = p.accumulate;
+  large.a_batch = p.a_batch;
+  large.b_batch = p.b_batch;
+  large.c_batch = p.c_batch;
+  large.tiles = p.tiles;
+  large.num_tiles = p.num_tiles;
+  large.experts = p.experts;
+  large.offsets = p.offsets;
+  large.outputs = p.outputs;
+  large.gather = p.gather;
+  return large;
 }
 
 }  // namespace
@@ -244,7 +267,7 @@ void gemm_dgrad(const GemmBackward& g, StreamHandle stream) {
   assert(gemm_dgrad_takes(g));
   if (g.m == 0 || g.batch.count == 0) return;
   BackwardParams p = params_of(g);
-  int32_t tile_rows = large_tiles(g.m, g.n, g.batch.count) ? 128 : g.m <= 16 ? 16 : 64;
+  int32_t tile_rows = g.m <= 16 ? 16 : g.m <= 64 ? 64 : 128;
   auto row_tiles = static_cast<int32_t>((g.m + tile_rows - 1) / tile_rows);
   if (g.groups != nullptr) {
     p.tiles = g.groups->tiles;
@@ -258,6 +281,8 @@ void gemm_dgrad(const GemmBackward& g, StreamHandle stream) {
     launch<false, 1, 2, 1, 4, 5>(p, row_tiles, g.batch.count, stream);
   } else if (tile_rows == 64) {
     launch<false, 2, 2, 2, 4, 5>(p, row_tiles, g.batch.count, stream);
+  } else if (large_products_available()) {
+    launch_large(LargeForm::kDgrad, large_of(p), row_tiles, g.batch.count, stream);
   } else {
     launch<false, 4, 4, 2, 4, 4>(p, row_tiles, g.batch.count, stream);
   }
@@ -278,10 +303,12 @@ void gemm_wgrad(const GemmBackward& g, StreamHandle stream) {
   p.offsets = g.offsets;
   p.gather = grouped ? g.b_gather : nullptr;
   p.outputs = g.outputs;
-  const bool large = large_tiles(g.m, g.n, depth);
+  const bool large = g.m > 64 && g.n > 64;
   const int32_t tile_rows = large ? 128 : 64;
   const auto row_tiles = static_cast<int32_t>((g.m + tile_rows - 1) / tile_rows);
-  if (large) {
+  if (large && large_products_available()) {
+    launch_large(LargeForm::kWgrad, large_of(p), row_tiles, depth, stream);
+  } else if (large) {
     launch<true, 4, 4, 2, 4, 4>(p, row_tiles, depth, stream);
   } else {
     launch<true, 2, 2, 2, 4, 5>(p, row_tiles, depth, stream);

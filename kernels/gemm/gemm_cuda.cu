@@ -2,28 +2,24 @@
 #include <algorithm>
 #include <cassert>
 
-#include "kernels/gemm/gemm_forward.cuh"
+#include "kernels/gemm/gemm_dispatch.cuh"
 
 namespace accord::kernels::cuda {
 
 extern template void forward_of_format<WeightFormat::kBF16>(const ForwardParams&, int32_t, int32_t, int32_t,
-                                                                   StreamHandle);
+                                                            StreamHandle);
 extern template void forward_of_format<WeightFormat::kMXFP8>(const ForwardParams&, int32_t, int32_t, int32_t,
-                                                                    StreamHandle);
+                                                             StreamHandle);
 extern template void forward_of_format<WeightFormat::kNVFP4>(const ForwardParams&, int32_t, int32_t, int32_t,
-                                                                    StreamHandle);
+                                                             StreamHandle);
 
 namespace {
 
 constexpr int64_t kMaxDimension = int64_t{1} << 30;
 constexpr int64_t kMaxGridRows = 65535;
 
-// Rows of a tile for m plain rows: large tiles only where they fill the chip.
-int32_t plain_tile_rows(int64_t m, int64_t n, int64_t batch) {
-  if (m <= 16) return 16;
-  const int64_t large = (m + 127) / 128 * ((n + 127) / 128) * batch;
-  return m <= 64 || large < 96 ? 64 : 128;
-}
+// Rows of a tile for m plain rows.
+int32_t plain_tile_rows(int64_t m) { return m <= 16 ? 16 : m <= 64 ? 64 : 128; }
 
 // One block; thread e takes experts e, e + blockDim.x, ...: counts, an exclusive scan, then the tiles.
 __global__ void tiles_kernel(const int32_t* offsets, int32_t experts, int32_t tile_rows, GroupTile* tiles,
@@ -54,6 +50,14 @@ __global__ void tiles_kernel(const int32_t* offsets, int32_t experts, int32_t ti
 
 }  // namespace
 
+bool large_products_available() {
+  int device = 0;
+  int major = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  return major == 9;
+}
+
 int32_t group_tile_rows(int64_t rows, int64_t experts) {
   const int64_t average = rows / std::max<int64_t>(experts, 1);
   return average <= 16 ? 16 : average <= 96 ? 64 : 128;
@@ -64,7 +68,7 @@ int32_t group_tiles_bound(int64_t rows, int64_t experts, int32_t tile_rows) {
 }
 
 void build_group_tiles(const int32_t* offsets, int32_t experts, int32_t tile_rows, GroupTile* tiles,
-                              int32_t* num_tiles, StreamHandle stream) {
+                       int32_t* num_tiles, StreamHandle stream) {
   tiles_kernel<<<1, 1024, 0, stream>>>(offsets, experts, tile_rows, tiles, num_tiles);
   check_launch("build_group_tiles");
 }
@@ -99,7 +103,7 @@ void gemm_forward(const GemmForward& g, StreamHandle stream) {
   p.a_batch = g.batch.a;
   p.b_batch = g.batch.b;
   p.c_batch = g.batch.c;
-  int32_t tile_rows = plain_tile_rows(g.m, g.n, g.batch.count);
+  int32_t tile_rows = plain_tile_rows(g.m);
   auto row_tiles = static_cast<int32_t>((g.m + tile_rows - 1) / tile_rows);
   if (g.groups != nullptr) {
     p.tiles = g.groups->tiles;

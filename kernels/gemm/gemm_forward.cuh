@@ -1,10 +1,10 @@
 #pragma once
-// C[m,n] = sum over k of A[m,k] B[n,k]: one kernel for every format, tile and grouping (gemm_cuda.hpp). Included by
-// the files that instantiate it.
+// C[m,n] = sum over k of A[m,k] B[n,k]: one kernel for every format, tile and grouping (gemm_cuda.hpp).
+// Included by the files that instantiate it.
 //
-// A block owns BM x BN outputs, a warp MT*16 x NT*8 of them. Rows of A (bf16) and of B (bytes as they lie) travel
-// through a ring of STAGES shared-memory stages of BK values; B is decoded in registers. Rows, columns and elements
-// past the edges are zeros and change no bit.
+// A block owns BM x BN outputs, a warp MT*16 x NT*8 of them. Rows of A (bf16) and of B (bytes as they lie)
+// travel through a ring of STAGES shared-memory stages of BK values; B is decoded in registers. Rows, columns
+// and elements past the edges are zeros and change no bit.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/gemm/gemm_cuda.hpp"
 #include "kernels/gemm/weight_fragment.cuh"
@@ -58,14 +58,14 @@ struct ForwardTile {
   static constexpr int kStageBytes = kABytes + BStage::kBytes;
   static constexpr int kSharedBytes = STAGES * kStageBytes;
   static constexpr int kAChunks = BK / 8;  // 16-byte chunks of a row
-  static_assert(kThreads % kAChunks == 0 && BK % 64 == 0, "a thread stages the same chunk of every row it takes");
+  static_assert(kThreads % kAChunks == 0 && BK % 64 == 0,
+                "a thread stages the same chunk of every row it takes");
   static constexpr int kARowsAtOnce = kThreads / kAChunks;
   static constexpr int kARowsPerThread = (kBM + kARowsAtOnce - 1) / kARowsAtOnce;
 };
 
 template <WeightFormat F, int MT, int NT, int WM, int WN, int BK, int STAGES>
-__global__ void __launch_bounds__(32 * WM * WN)
-    forward_kernel(const ForwardParams params) {
+__global__ void __launch_bounds__(32 * WM * WN) forward_kernel(const ForwardParams params) {
   using Tile = ForwardTile<F, MT, NT, WM, WN, BK, STAGES>;
   using BStage = typename Tile::BStage;
   using Traits = WeightTraits<F>;
@@ -173,7 +173,8 @@ __global__ void __launch_bounds__(32 * WM * WN)
   const auto compute = [&](int stage, int k0) {
     const uint32_t a_at = base + stage * Tile::kStageBytes + (warp_row + group) * Tile::kAStride + quad * 8;
     const uint32_t b_stage = base + stage * Tile::kStageBytes + Tile::kABytes;
-    const uint32_t b_at = b_stage + (warp_col + group) * BStage::kRowStride + quad * (Traits::kBitsPerValue / 2);
+    const uint32_t b_at =
+        b_stage + (warp_col + group) * BStage::kRowStride + quad * (Traits::kBitsPerValue / 2);
     uint32_t scales[NT][BStage::kScaleWords == 0 ? 1 : BStage::kScaleWords - 1];
     if constexpr (Traits::kBlock != 0) {
 #pragma unroll
@@ -276,25 +277,6 @@ void launch_forward(const ForwardParams& p, int32_t row_tiles, int32_t batch, St
                   static_cast<unsigned>(batch));
   kernel<<<grid, Tile::kThreads, Tile::kSharedBytes, stream>>>(p);
   check_launch("gemm_forward");
-}
-
-// Chooses a tile from the number of rows of a row tile, N, and how many row tiles there are.
-template <WeightFormat F>
-void forward_of_format(const ForwardParams& p, int32_t tile_rows, int32_t row_tiles, int32_t batch,
-                              StreamHandle stream) {
-  const int64_t tiles = static_cast<int64_t>(row_tiles) * batch;
-  const int64_t blocks = num_multiprocessors();
-  if (tile_rows <= 16) {
-    if (tiles * ((p.n + 63) / 64) >= 2 * blocks) {
-      return launch_forward<F, 1, 2, 1, 4, 128, 5>(p, row_tiles, batch, stream);
-    }
-    if (tiles * ((p.n + 31) / 32) >= blocks) {
-      return launch_forward<F, 1, 1, 1, 4, 128, 6>(p, row_tiles, batch, stream);
-    }
-    return launch_forward<F, 1, 1, 1, 2, 128, 8>(p, row_tiles, batch, stream);
-  }
-  if (tile_rows <= 64) return launch_forward<F, 2, 2, 2, 4, 64, 5>(p, row_tiles, batch, stream);
-  return launch_forward<F, 4, 4, 2, 4, 64, 4>(p, row_tiles, batch, stream);
 }
 
 }  // namespace accord::kernels::cuda

@@ -1,6 +1,6 @@
 #pragma once
-// Hopper and Ampere instructions as functions: asynchronous copies, matrix loads, the BF16 product. Device code
-// only. Shared-memory addresses are the 32-bit ones of __cvta_generic_to_shared.
+// Hopper and Ampere instructions as functions: asynchronous copies, matrix loads, the BF16 product. Device
+// code only. Shared-memory addresses are the 32-bit ones of __cvta_generic_to_shared.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -16,9 +16,11 @@ template <int BYTES>
 __device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
   const int bytes = valid ? BYTES : 0;
   if constexpr (BYTES == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes)
+                 : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;\n" ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;\n" ::"r"(to), "l"(from), "n"(BYTES),
+                 "r"(bytes)
                  : "memory");
   }
 }
@@ -44,8 +46,7 @@ __device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t addre
 
 // c (16x8 fp32) += a (16x16 bf16, rows) * b (16x8 bf16, columns): one step of the chain of exact.hpp.
 __device__ inline void mma_16816(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
       "{%0,%1,%2,%3};\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -66,6 +67,11 @@ __device__ inline uint32_t load_shared_2(uint32_t address) {
   asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(v) : "r"(address) : "memory");
   return v;
 }
+__device__ inline uint32_t load_shared_1(uint32_t address) {
+  uint32_t v;
+  asm volatile("ld.shared.u8 %0, [%1];\n" : "=r"(v) : "r"(address) : "memory");
+  return v;
+}
 
 // Two bf16 products; exact operands and subnormals kept.
 __device__ inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
@@ -80,7 +86,9 @@ __device__ inline uint32_t bf16_bits(float x) {
   if ((u & 0x7fffffffu) > 0x7f800000u) return (u >> 16) | 0x40u;
   return (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
 }
-__device__ inline uint32_t bf16_pair(float low, float high) { return bf16_bits(low) | (bf16_bits(high) << 16); }
+__device__ inline uint32_t bf16_pair(float low, float high) {
+  return bf16_bits(low) | (bf16_bits(high) << 16);
+}
 __device__ inline float bf16_value(uint16_t x) { return __uint_as_float(uint32_t{x} << 16); }
 
 }  // namespace accord::kernels::cuda

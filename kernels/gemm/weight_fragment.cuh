@@ -5,9 +5,15 @@
 // The order of elements inside a group of 16 is free, if A and B agree: lane t of a quad takes the elements
 // 4t .. 4t+3 of a group (the instruction calls them 2t, 2t+1, 2t+8, 2t+9), which lie side by side.
 #include "base/weight_format.hpp"
+#include "kernels/gemm/gemm_cuda.hpp"
 #include "kernels/gemm/mma.cuh"
 
 namespace accord::kernels::cuda {
+
+template <auto V>
+struct Constant {
+  static constexpr auto value = V;
+};
 
 template <WeightFormat F>
 struct WeightTraits;
@@ -37,14 +43,15 @@ struct WeightStage {
   using Traits = WeightTraits<F>;
   static constexpr int kRowBytes = BK * Traits::kBitsPerValue / 8;
   static constexpr int kRowStride = kRowBytes + Traits::kPad;
-  static constexpr int kScaleBytes = Traits::kBlock == 0 ? 0 : BK / (Traits::kBlock == 0 ? 1 : Traits::kBlock);
+  static constexpr int kScaleBytes =
+      Traits::kBlock == 0 ? 0 : BK / (Traits::kBlock == 0 ? 1 : Traits::kBlock);
   static constexpr int kScaleWords = kScaleBytes == 0 ? 0 : (kScaleBytes + 3) / 4 + 1;
   static constexpr int kScaleOffset = BN * kRowStride;
   static constexpr int kBytes = (kScaleOffset + BN * kScaleWords * 4 + 15) / 16 * 16;
 };
 
-// E4M3 code pairs (bytes 0 and 1 of `codes` for the first, 2 and 3 for the second) as bf16x2 times 2^-120. Right
-// for subnormals; NaN codes are not told apart (weights hold none, check_mxfp8_range).
+// E4M3 code pairs (bytes 0 and 1 of `codes` for the first, 2 and 3 for the second) as bf16x2 times 2^-120.
+// Right for subnormals; NaN codes are not told apart (weights hold none, check_mxfp8_range).
 __device__ inline uint32_t e4m3_bits(uint32_t spread) {  // codes in the high bytes of both halves
   return (spread & 0x80008000u) | ((spread >> 4) & 0x07f007f0u);
 }
@@ -59,10 +66,11 @@ __device__ inline E8m0Factor e8m0_factor(uint32_t e) {
   return {(low + 120u) * 0x00800080u, (e - low + 127u) * 0x00800080u};
 }
 
+template <bool LARGE = true>
 __device__ inline void decode_mxfp8(uint32_t codes, const E8m0Factor& f, uint32_t& b0, uint32_t& b1) {
   b0 = multiply_bf16x2(e4m3_bits(__byte_perm(codes, 0, 0x1404)), f.first);
   b1 = multiply_bf16x2(e4m3_bits(__byte_perm(codes, 0, 0x3424)), f.first);
-  if (f.second != 0x3f803f80u) {
+  if (LARGE && f.second != 0x3f803f80u) {
     b0 = multiply_bf16x2(b0, f.second);
     b1 = multiply_bf16x2(b1, f.second);
   }
@@ -82,6 +90,66 @@ __device__ inline void decode_nvfp4(uint32_t codes, uint32_t scale, uint32_t& b0
   const uint32_t x = codes | (codes << 12);
   b0 = multiply_bf16x2(((x << 12) & 0x80008000u) | ((x << 6) & 0x01c001c0u), scale);
   b1 = multiply_bf16x2(((x << 4) & 0x80008000u) | ((x >> 2) & 0x01c001c0u), scale);
+}
+
+// Bytes of a scale in shared memory: E8M0 as it is, or the bf16 of what nvfp4_scale gives.
+template <WeightFormat F>
+constexpr int kStoredScale = F == WeightFormat::kNVFP4 ? 2 : 1;
+
+// Brings the scales of `reach` values of K from k0 on of ROWS rows from `first_row` on (rows past n repeat
+// the last) to shared memory, row r at scales + r * stride, zeros past K up to a multiple of PER_STAGE scales
+// (4 or more). True: this thread saw an E8M0 scale above 2^7.
+template <WeightFormat F, int ROWS, int THREADS, int PER_STAGE>
+__device__ inline bool load_weight_scales(const GemmWeight& weight, int n, int k, int first_row, int k0,
+                                          int reach, unsigned char* scales, int stride, int tid) {
+  bool large = false;
+  if constexpr (F != WeightFormat::kBF16) {
+    constexpr int kBlock = WeightTraits<F>::kBlock;
+    constexpr int kBatch = 8;
+    const int per_row = k / kBlock;
+    const int first = k0 / kBlock;
+    const int count = min(per_row - first, reach / kBlock);
+    const int padded = (count + PER_STAGE - 1) / PER_STAGE * PER_STAGE;
+    const int words_per_row = (padded + 3) / 4;
+    const int total = ROWS * words_per_row;
+    const bool words = per_row % 4 == 0 && (reinterpret_cast<uintptr_t>(weight.scales) & 3u) == 0;
+    for (int begin = tid; begin < total; begin += kBatch * THREADS) {
+      uint32_t word[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int index = begin + i * THREADS;
+        word[i] = 0;
+        if (index < total) {
+          const int r = index / words_per_row;
+          const int at = index % words_per_row * 4;
+          const uint8_t* from =
+              weight.scales + static_cast<int64_t>(min(first_row + r, n - 1)) * per_row + first + at;
+          if (words && at < count) {
+            word[i] = *reinterpret_cast<const uint32_t*>(from);
+          } else {
+            for (int j = 0; j < 4 && at + j < count; ++j) word[i] |= uint32_t{from[j]} << (8 * j);
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int index = begin + i * THREADS;
+        if (index >= total) continue;
+        const int r = index / words_per_row;
+        const int at = index % words_per_row * 4;
+        if constexpr (F == WeightFormat::kNVFP4) {
+          uint2 out;
+          out.x = __byte_perm(nvfp4_scale(word[i] & 0xffu), nvfp4_scale((word[i] >> 8) & 0xffu), 0x5410);
+          out.y = __byte_perm(nvfp4_scale((word[i] >> 16) & 0xffu), nvfp4_scale(word[i] >> 24), 0x5410);
+          *reinterpret_cast<uint2*>(scales + r * stride + at * 2) = out;
+        } else {
+          *reinterpret_cast<uint32_t*>(scales + r * stride + at) = word[i];
+          for (int j = 0; j < 4; ++j) large = large || ((word[i] >> (8 * j)) & 0xffu) > 134u;
+        }
+      }
+    }
+  }
+  return large;
 }
 
 }  // namespace accord::kernels::cuda

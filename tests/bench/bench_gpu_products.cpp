@@ -1,6 +1,6 @@
-// Times of products and attention on the first GPU, with the share of the ceiling measured in the same run: bytes
-// that must be read over the rate of a large copy (which counts reads and writes), operations over --flops (the
-// rate of a library's 8192^3 BF16 product, in TFLOP/s, measured beside this program).
+// Times of products and attention on the first GPU, with the share of the ceiling measured in the same run:
+// bytes that must be read over the rate of a large copy (which counts reads and writes), operations over
+// --flops (the rate of a library's 8192^3 BF16 product, in TFLOP/s, measured beside this program).
 //   bench_gpu_products [--flops X]
 #include <algorithm>
 #include <cstdio>
@@ -115,8 +115,8 @@ class Bench {
   void report(const std::string& what, double ms, double bytes, double operations) const {
     const double tbs = bytes / ms * 1e-9;
     const double tflops = operations / ms * 1e-9;
-    std::printf("%-62s %9.2f us %7.2f TB/s %5.1f %% %8.1f TFLOP/s", what.c_str(), ms * 1e3, tbs, 100.0 * tbs / copy_,
-                tflops);
+    std::printf("%-62s %9.2f us %7.2f TB/s %5.1f %% %8.1f TFLOP/s", what.c_str(), ms * 1e3, tbs,
+                100.0 * tbs / copy_, tflops);
     if (flops_ > 0.0) std::printf(" %5.1f %%", 100.0 * tflops / flops_);
     std::printf("\n");
     std::fflush(stdout);
@@ -136,21 +136,29 @@ const char* name_of(WeightFormat f) {
   return f == WeightFormat::kBF16 ? "BF16" : f == WeightFormat::kMXFP8 ? "MXFP8" : "NVFP4";
 }
 double bytes_of(WeightFormat f, double values) {
-  return f == WeightFormat::kBF16 ? 2.0 * values : f == WeightFormat::kMXFP8 ? values * 33 / 32 : values * 9 / 16;
+  return f == WeightFormat::kBF16    ? 2.0 * values
+         : f == WeightFormat::kMXFP8 ? values * 33 / 32
+                                     : values * 9 / 16;
 }
 
 struct Weights {
   Memory data, scales, outer;
   GemmWeight at(WeightFormat f, int64_t index, int64_t n, int64_t k) const {
     const int64_t values = n * k * index;
-    const int64_t bytes = f == WeightFormat::kBF16 ? values * 2 : f == WeightFormat::kMXFP8 ? values : values / 2;
-    const int64_t scale = f == WeightFormat::kMXFP8 ? values / 32 : f == WeightFormat::kNVFP4 ? values / 16 : 0;
+    const int64_t bytes = f == WeightFormat::kBF16    ? values * 2
+                          : f == WeightFormat::kMXFP8 ? values
+                                                      : values / 2;
+    const int64_t scale = f == WeightFormat::kMXFP8   ? values / 32
+                          : f == WeightFormat::kNVFP4 ? values / 16
+                                                      : 0;
     return {data.as<uint8_t>() + bytes, scales.as<uint8_t>() + scale, outer.as<float>()};
   }
 };
 Weights make_weights(Bench& b, WeightFormat f, int64_t values) {
   Weights w;
-  w.data = b.random(static_cast<size_t>(f == WeightFormat::kBF16 ? values * 2 : f == WeightFormat::kMXFP8 ? values : values / 2),
+  w.data = b.random(static_cast<size_t>(f == WeightFormat::kBF16    ? values * 2
+                                        : f == WeightFormat::kMXFP8 ? values
+                                                                    : values / 2),
                     f == WeightFormat::kBF16);
   w.scales = b.scales(static_cast<size_t>(values / 16), f == WeightFormat::kMXFP8 ? 120 : 0x38);
   w.outer = b.upload(std::vector<float>{1.0F});
@@ -181,7 +189,8 @@ void plain(Bench& b, const char* what, int64_t m, int64_t n, int64_t k) {
     const double values = static_cast<double>(n * k);
     b.report(std::string(what) + " " + name_of(f) + " M=" + std::to_string(m) + " N=" + std::to_string(n) +
                  " K=" + std::to_string(k),
-             ms, bytes_of(f, values) + 2.0 * static_cast<double>(m * (n + k)), 2.0 * static_cast<double>(m) * values);
+             ms, bytes_of(f, values) + 2.0 * static_cast<double>(m * (n + k)),
+             2.0 * static_cast<double>(m) * values);
   }
 }
 
@@ -221,8 +230,8 @@ void experts(Bench& b, int64_t tokens, int64_t n, int64_t k) {
     const int32_t bound = group_tiles_bound(rows, count, tile_rows);
     const Memory tiles = b.allocate(static_cast<size_t>(bound) * sizeof(GroupTile));
     const Memory num_tiles = b.allocate(4);
-    build_group_tiles(device_offsets.as<int32_t>(), count, tile_rows, tiles.as<GroupTile>(), num_tiles.as<int32_t>(),
-                      b.stream());
+    build_group_tiles(device_offsets.as<int32_t>(), count, tile_rows, tiles.as<GroupTile>(),
+                      num_tiles.as<int32_t>(), b.stream());
     GemmGroups groups;
     groups.tiles = tiles.as<GroupTile>();
     groups.num_tiles = num_tiles.as<int32_t>();
@@ -244,8 +253,8 @@ void experts(Bench& b, int64_t tokens, int64_t n, int64_t k) {
       gemm_forward(g, b.stream());
     });
     const double values = static_cast<double>(used * n * k);
-    b.report("experts " + std::string(name_of(f)) + " tokens=" + std::to_string(tokens) + " used=" +
-                 std::to_string(used) + " N=" + std::to_string(n) + " K=" + std::to_string(k),
+    b.report("experts " + std::string(name_of(f)) + " tokens=" + std::to_string(tokens) +
+                 " used=" + std::to_string(used) + " N=" + std::to_string(n) + " K=" + std::to_string(k),
              ms, bytes_of(f, values) + 2.0 * static_cast<double>(tokens * k + rows * n),
              2.0 * static_cast<double>(rows) * static_cast<double>(n * k));
   }
@@ -263,7 +272,8 @@ void backward(Bench& b, int64_t tokens, int64_t n, int64_t k) {
   g.ldb = k;
   g.n = k;
   const double operations = 2.0 * static_cast<double>(tokens) * static_cast<double>(n * k);
-  const std::string shape = " tokens=" + std::to_string(tokens) + " N=" + std::to_string(n) + " K=" + std::to_string(k);
+  const std::string shape =
+      " tokens=" + std::to_string(tokens) + " N=" + std::to_string(n) + " K=" + std::to_string(k);
   double ms = b.milliseconds([&](int) {
     g.m = tokens;
     g.l = n;
@@ -282,7 +292,9 @@ void backward(Bench& b, int64_t tokens, int64_t n, int64_t k) {
   b.report("wgrad" + shape, ms, 2.0 * static_cast<double>(tokens * (n + k) + 4 * n * k), operations);
 }
 
-AttentionDims dims_of(int32_t heads, int32_t kv_heads, int32_t d, int32_t v) { return {heads, kv_heads, d, v, 0.1F}; }
+AttentionDims dims_of(int32_t heads, int32_t kv_heads, int32_t d, int32_t v) {
+  return {heads, kv_heads, d, v, 0.1F};
+}
 
 void decode(Bench& b, const AttentionDims& d, int64_t batch, int64_t context) {
   const int64_t rows = batch * context;
@@ -297,14 +309,16 @@ void decode(Bench& b, const AttentionDims& d, int64_t batch, int64_t context) {
   std::vector<int32_t> pages;
   std::vector<AttentionTile> tiles;
   for (int64_t s = 0; s < batch; ++s) {
-    tiles.push_back({static_cast<int32_t>(s), 1, static_cast<int32_t>(context - 1), static_cast<int32_t>(pages.size())});
+    tiles.push_back(
+        {static_cast<int32_t>(s), 1, static_cast<int32_t>(context - 1), static_cast<int32_t>(pages.size())});
     for (int64_t i = 0; i < context; i += 16) pages.push_back(static_cast<int32_t>(s * context + i));
   }
   PhiloxStream random(7, 7);
   for (size_t i = pages.size(); i > 1; --i) std::swap(pages[i - 1], pages[random.next_below(i)]);
   const Memory device_pages = b.upload(pages);
   const Memory device_tiles = b.upload(tiles);
-  const Memory positions = b.upload(std::vector<int32_t>(static_cast<size_t>(batch), static_cast<int32_t>(context - 1)));
+  const Memory positions =
+      b.upload(std::vector<int32_t>(static_cast<size_t>(batch), static_cast<int32_t>(context - 1)));
   AttentionForward a;
   a.dims = d;
   a.q = q.as<BF16>();
@@ -327,8 +341,8 @@ void decode(Bench& b, const AttentionDims& d, int64_t batch, int64_t context) {
   a.partials = partials.data();
   const double ms = b.milliseconds([&](int) { attention_forward(a, b.stream()); });
   b.report("attention decode " + std::to_string(d.num_heads) + "/" + std::to_string(d.num_kv_heads) + " x " +
-               std::to_string(d.head_dim) + "/" + std::to_string(d.v_head_dim) + " batch=" + std::to_string(batch) +
-               " context=" + std::to_string(context),
+               std::to_string(d.head_dim) + "/" + std::to_string(d.v_head_dim) +
+               " batch=" + std::to_string(batch) + " context=" + std::to_string(context),
            ms, 2.0 * static_cast<double>(rows * (k_width + (shared ? 0 : v_width))),
            2.0 * static_cast<double>(rows * d.num_heads * (d.head_dim + d.v_head_dim)));
 }
@@ -361,7 +375,8 @@ void training(Bench& b, const AttentionDims& d, int64_t sequences, int64_t lengt
     for (int32_t i = 0; i < length; i += tile_rows) {
       tiles.push_back({start + i, std::min(tile_rows, static_cast<int32_t>(length) - i), i, page_begin});
     }
-    for (int32_t i = 0; i < length; i += 64) backward_tiles.push_back({start, static_cast<int32_t>(length), i});
+    for (int32_t i = 0; i < length; i += 64)
+      backward_tiles.push_back({start, static_cast<int32_t>(length), i});
   }
   std::stable_sort(tiles.begin(), tiles.end(), [](const AttentionTile& x, const AttentionTile& y) {
     return x.first_position > y.first_position;  // the longest first
@@ -387,7 +402,8 @@ void training(Bench& b, const AttentionDims& d, int64_t sequences, int64_t lengt
   const std::string shape = std::to_string(d.num_heads) + "/" + std::to_string(d.num_kv_heads) + " x " +
                             std::to_string(d.head_dim) + "/" + std::to_string(d.v_head_dim) + " " +
                             std::to_string(sequences) + " x " + std::to_string(length);
-  const double pairs = static_cast<double>(sequences) * static_cast<double>(length) * static_cast<double>(length) / 2.0;
+  const double pairs =
+      static_cast<double>(sequences) * static_cast<double>(length) * static_cast<double>(length) / 2.0;
   const double forward = 2.0 * pairs * static_cast<double>(d.num_heads * (d.head_dim + d.v_head_dim));
   const double bytes = 2.0 * static_cast<double>(rows * (q_width + k_width + v_width + o_width));
   double ms = b.milliseconds([&](int) { attention_forward(a, b.stream()); });

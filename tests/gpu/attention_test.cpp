@@ -28,11 +28,11 @@ struct Problem {
   AttentionDims dims;
   std::vector<int32_t> lengths;
   int64_t rows = 0;
-  std::vector<BF16> q, k, v;              // packed
-  std::vector<BF16> paged_k, paged_v;     // shuffled pages
+  std::vector<BF16> q, k, v;           // packed
+  std::vector<BF16> paged_k, paged_v;  // shuffled pages
   std::vector<int32_t> packed_pages, shuffled_pages;
-  std::vector<int32_t> page_begin;        // of each sequence, in both tables
-  std::vector<int32_t> start;             // first packed row
+  std::vector<int32_t> page_begin;  // of each sequence, in both tables
+  std::vector<int32_t> start;       // first packed row
 
   bool shared_values() const { return dims.head_dim == 576; }
   int64_t q_width() const { return int64_t{dims.num_heads} * dims.head_dim; }
@@ -84,8 +84,9 @@ struct Result {
 
 enum class Form { kPacked, kChunks, kDecode, kDecodeInTurn };
 
-// kPacked: every sequence at once from packed rows; kChunks: pieces of 1, 7, 100, ... rows over pages, each its own
-// launch; kDecode: every row alone over pages, splits side by side; kDecodeInTurn: the same, splits in turn.
+// kPacked: every sequence at once from packed rows; kChunks: pieces of 1, 7, 100, ... rows over pages, each
+// its own launch; kDecode: every row alone over pages, splits side by side; kDecodeInTurn: the same, splits
+// in turn.
 Result run(const Gpu& gpu, const Problem& p, Form form) {
   const bool packed = form == Form::kPacked;
   const bool decode = form == Form::kDecode || form == Form::kDecodeInTurn;
@@ -106,8 +107,8 @@ Result run(const Gpu& gpu, const Problem& p, Form form) {
       int32_t rows = packed ? p.lengths[s] : decode ? 1 : chunk_sizes[piece++ % std::size(chunk_sizes)];
       rows = std::min(rows, p.lengths[s] - position);
       for (int32_t done = 0; done < rows; done += tile_rows) {
-        launches.back().push_back({p.start[s] + position + done, std::min(tile_rows, rows - done), position + done,
-                                   p.page_begin[s]});
+        launches.back().push_back({p.start[s] + position + done, std::min(tile_rows, rows - done),
+                                   position + done, p.page_begin[s]});
       }
       position += rows;
       if (form == Form::kChunks) launches.emplace_back();
@@ -166,9 +167,9 @@ Reference reference(const Problem& p, const std::vector<BF16>* dout) {
     r.dv.resize(static_cast<size_t>(p.rows * p.v_width()));
   }
   const auto value = [&](int64_t row, int64_t kv, int64_t j) {
-    return static_cast<double>(p.shared_values()
-                                   ? to_float(p.k[static_cast<size_t>(row * p.k_width() + kv * d.head_dim + j)])
-                                   : to_float(p.v[static_cast<size_t>(row * p.v_width() + kv * d.v_head_dim + j)]));
+    return static_cast<double>(
+        p.shared_values() ? to_float(p.k[static_cast<size_t>(row * p.k_width() + kv * d.head_dim + j)])
+                          : to_float(p.v[static_cast<size_t>(row * p.v_width() + kv * d.v_head_dim + j)]));
   };
   const auto one_head = [&](int64_t kv) {
     for (size_t s = 0; s < p.lengths.size(); ++s) {
@@ -180,7 +181,8 @@ Reference reference(const Problem& p, const std::vector<BF16>* dout) {
           for (int64_t j = 0; j <= i; ++j) {
             double dot = 0.0;
             for (int64_t e = 0; e < d.head_dim; ++e) {
-              dot += static_cast<double>(to_float(p.q[static_cast<size_t>(row * p.q_width() + h * d.head_dim + e)])) *
+              dot += static_cast<double>(
+                         to_float(p.q[static_cast<size_t>(row * p.q_width() + h * d.head_dim + e)])) *
                      to_float(p.k[static_cast<size_t>((p.start[s] + j) * p.k_width() + kv * d.head_dim + e)]);
             }
             w[static_cast<size_t>(j)] = dot * d.scale;
@@ -205,7 +207,8 @@ Reference reference(const Problem& p, const std::vector<BF16>* dout) {
             double dp = 0.0;
             for (int64_t e = 0; e < d.v_head_dim; ++e) {
               dp += to_float(go[e]) * value(key, kv, e);
-              r.dv[static_cast<size_t>(key * p.v_width() + kv * d.v_head_dim + e)] += weight * to_float(go[e]);
+              r.dv[static_cast<size_t>(key * p.v_width() + kv * d.v_head_dim + e)] +=
+                  weight * to_float(go[e]);
             }
             const double ds = weight * (dp - delta) * d.scale;
             for (int64_t e = 0; e < d.head_dim; ++e) {
@@ -238,8 +241,8 @@ double relative_error(const std::vector<T>& got, const std::vector<double>& want
 }
 
 std::string label(const AttentionDims& d) {
-  return std::to_string(d.head_dim) + "/" + std::to_string(d.v_head_dim) + " heads " + std::to_string(d.num_heads) +
-         "/" + std::to_string(d.num_kv_heads);
+  return std::to_string(d.head_dim) + "/" + std::to_string(d.v_head_dim) + " heads " +
+         std::to_string(d.num_heads) + "/" + std::to_string(d.num_kv_heads);
 }
 
 AttentionDims dims_of(int32_t heads, int32_t kv_heads, int32_t d, int32_t v) {
@@ -271,7 +274,9 @@ TEST_CASE("attention forms agree bit for bit and with fp64") {
     for (const Form form : {Form::kChunks, Form::kDecode, Form::kDecodeInTurn}) {
       const Result other = run(*gpu, p, form);
       const int64_t wrong = different(packed.out, other.out) + different(packed.lse, other.lse);
-      const char* name = form == Form::kChunks ? "chunks" : form == Form::kDecode ? "decode" : "decode, splits in turn";
+      const char* name = form == Form::kChunks   ? "chunks"
+                         : form == Form::kDecode ? "decode"
+                                                 : "decode, splits in turn";
       std::printf("attention %-24s packed and %-24s %9zu outputs, %lld differ\n", label(c.dims).c_str(), name,
                   packed.out.size() + packed.lse.size(), static_cast<long long>(wrong));
       CHECK(wrong == 0);
@@ -279,7 +284,8 @@ TEST_CASE("attention forms agree bit for bit and with fp64") {
     const Reference want = reference(p, nullptr);
     const double out_error = relative_error(packed.out, want.out);
     const double lse_error = relative_error(packed.lse, want.lse);
-    std::printf("attention %-24s against fp64: out %.2e, lse %.2e\n", label(c.dims).c_str(), out_error, lse_error);
+    std::printf("attention %-24s against fp64: out %.2e, lse %.2e\n", label(c.dims).c_str(), out_error,
+                lse_error);
     CHECK(out_error < 4e-3);  // bf16 weights and results
     CHECK(lse_error < 1e-6);
   }
@@ -289,7 +295,8 @@ TEST_CASE("attention of scores that are not finite is NaN") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
   Problem p = make_problem(dims_of(2, 1, 64, 64), {100});
-  for (int64_t i = 0; i < 64; ++i) p.q[static_cast<size_t>(50 * p.q_width() + i)] = BF16{0x7fc0};  // row 50, head 0
+  for (int64_t i = 0; i < 64; ++i)
+    p.q[static_cast<size_t>(50 * p.q_width() + i)] = BF16{0x7fc0};  // row 50, head 0
   const Result r = run(*gpu, p, Form::kPacked);
   int64_t nans = 0;
   for (const BF16 x : r.out) nans += std::isnan(to_float(x)) ? 1 : 0;
@@ -364,8 +371,8 @@ TEST_CASE("attention backward agrees with fp64 and with itself") {
     const double dq_error = relative_error(first[0], want.dq);
     const double dk_error = relative_error(first[1], want.dk);
     const double dv_error = relative_error(first[2], want.dv);
-    std::printf("attention backward %-24s against fp64: dq %.2e, dk %.2e, dv %.2e\n", label(c.dims).c_str(), dq_error,
-                dk_error, dv_error);
+    std::printf("attention backward %-24s against fp64: dq %.2e, dk %.2e, dv %.2e\n", label(c.dims).c_str(),
+                dq_error, dk_error, dv_error);
     CHECK(dq_error < 1e-2);
     CHECK(dk_error < 1e-2);
     CHECK(dv_error < 1e-2);

@@ -48,13 +48,15 @@ std::vector<float> make_data(Data data, int64_t rows, int64_t cols, uint64_t see
         break;
       }
       case Data::kCancelling:
-        value = i % 2 == 1 ? -static_cast<double>(out[i - 1]) * (random.next_u32() % 4 == 0 ? 1.0078125 : 1.0) : x;
+        value = i % 2 == 1 ? -static_cast<double>(out[i - 1]) * (random.next_u32() % 4 == 0 ? 1.0078125 : 1.0)
+                           : x;
         break;
       case Data::kPositive:
         value = std::abs(x);
         break;
       case Data::kTiny:
-        value = std::ldexp(x, -60 - static_cast<int>(i / static_cast<size_t>(cols) % 12));  // sums among fp32's smallest
+        value = std::ldexp(
+            x, -60 - static_cast<int>(i / static_cast<size_t>(cols) % 12));  // sums among fp32's smallest
         break;
       case Data::kSubnormal:
         value = random.next_u32() % 2 == 0 ? x * 0x1p-128 : x;
@@ -87,9 +89,9 @@ MatrixView view_of(const std::vector<float>& x, int64_t rows, int64_t cols) {
   return {const_cast<float*>(x.data()), Dtype::kF32, rows, cols, cols};  // quantizers only read
 }
 
-void quantize(WeightFormat format, const std::vector<float>& values, int64_t rows, int64_t cols, bool per_token,
-              std::vector<uint8_t>& data, std::vector<uint8_t>& scales, std::vector<float>& outer,
-              std::vector<BF16>& decoded) {
+void quantize(WeightFormat format, const std::vector<float>& values, int64_t rows, int64_t cols,
+              bool per_token, std::vector<uint8_t>& data, std::vector<uint8_t>& scales,
+              std::vector<float>& outer, std::vector<BF16>& decoded) {
   const auto count = static_cast<size_t>(rows * cols);
   decoded = to_bf16(values);
   if (format == WeightFormat::kBF16) {
@@ -101,7 +103,8 @@ void quantize(WeightFormat format, const std::vector<float>& values, int64_t row
   if (format == WeightFormat::kMXFP8) {
     data.resize(count);
     scales.resize(count / 32);
-    formats::quantize_mxfp8_rows(view_of(values, rows, cols), data.data(), scales.data(), formats::Element::kE4M3);
+    formats::quantize_mxfp8_rows(view_of(values, rows, cols), data.data(), scales.data(),
+                                 formats::Element::kE4M3);
   } else {
     data.resize(count / 2);
     scales.resize(count / 16);
@@ -133,14 +136,15 @@ TestWeight make_weight(WeightFormat format, const std::vector<float>& values, in
   return w;
 }
 
-TestActivations make_activations(WeightFormat format, const std::vector<float>& values, int64_t m, int64_t k) {
+TestActivations make_activations(WeightFormat format, const std::vector<float>& values, int64_t m,
+                                 int64_t k) {
   TestActivations a;
   quantize(format, values, m, k, true, a.data, a.scales, a.outer, a.decoded);
   return a;
 }
 
-std::vector<float> exact_products(const std::vector<BF16>& a, const std::vector<BF16>& b, int64_t m, int64_t n,
-                                  int64_t k) {
+std::vector<float> exact_products(const std::vector<BF16>& a, const std::vector<BF16>& b, int64_t m,
+                                  int64_t n, int64_t k) {
   const int64_t padded = (k + 15) / 16 * 16;
   const auto pad = [&](const std::vector<BF16>& x, int64_t rows) {
     std::vector<BF16> out(static_cast<size_t>(rows * padded));
@@ -164,14 +168,16 @@ std::vector<float> exact_products(const std::vector<BF16>& a, const std::vector<
     const int64_t end = n * (t + 1) / threads;
     if (begin == end) continue;
     workers.emplace_back([&, begin, end] {
-      kernels::gemm_rows_exact(a_rows.data(), m, b_rows.data() + begin, end - begin, padded, c.data() + begin, n);
+      kernels::gemm_rows_exact(a_rows.data(), m, b_rows.data() + begin, end - begin, padded, c.data() + begin,
+                               n);
     });
   }
   for (std::thread& worker : workers) worker.join();
   return c;
 }
 
-void nvfp4_epilogue(std::vector<float>& c, int64_t m, int64_t n, const std::vector<float>& a_outer, float b_outer) {
+void nvfp4_epilogue(std::vector<float>& c, int64_t m, int64_t n, const std::vector<float>& a_outer,
+                    float b_outer) {
   constexpr float kInverse = 1.0F / (36.0F * 448.0F * 448.0F);
   for (int64_t i = 0; i < m; ++i) {
     const float outer = a_outer[static_cast<size_t>(i)] * b_outer;

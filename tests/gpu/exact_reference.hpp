@@ -8,8 +8,8 @@
 
 namespace gpu_test {
 
-// normal: standard; heavy: normal / (uniform + small)^2; cancelling: pairs x, -x(1 + tiny); positive; tiny: near the
-// smallest normal bf16; subnormal: bf16 subnormals among normal values.
+// normal: standard; heavy: normal / (uniform + small)^2; cancelling: pairs x, -x(1 + tiny); positive; tiny:
+// near the smallest normal bf16; subnormal: bf16 subnormals among normal values.
 enum class Data { kNormal, kHeavy, kCancelling, kPositive, kTiny, kSubnormal };
 constexpr Data kAllData[] = {Data::kNormal,   Data::kHeavy, Data::kCancelling,
                              Data::kPositive, Data::kTiny,  Data::kSubnormal};
@@ -36,10 +36,11 @@ TestActivations make_activations(accord::WeightFormat format, const std::vector<
                                  int64_t k);
 
 // [m,n] of chains, k padded with zeros to a multiple of 16; over all threads of the machine.
-std::vector<float> exact_products(const std::vector<accord::BF16>& a, const std::vector<accord::BF16>& b, int64_t m,
-                                  int64_t n, int64_t k);
+std::vector<float> exact_products(const std::vector<accord::BF16>& a, const std::vector<accord::BF16>& b,
+                                  int64_t m, int64_t n, int64_t k);
 // docs/contract.md, section 4, in place.
-void nvfp4_epilogue(std::vector<float>& c, int64_t m, int64_t n, const std::vector<float>& a_outer, float b_outer);
+void nvfp4_epilogue(std::vector<float>& c, int64_t m, int64_t n, const std::vector<float>& a_outer,
+                    float b_outer);
 
 std::vector<accord::BF16> to_bf16(const std::vector<float>& x);
 std::vector<accord::BF16> transposed(const std::vector<accord::BF16>& x, int64_t rows, int64_t cols);

@@ -1,6 +1,6 @@
 // Products against the CPU's exact mode, bit for bit. Every case prints how many outputs differ.
-#include <bit>
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstring>
 
@@ -71,13 +71,13 @@ std::vector<float> run_forward(const Gpu& gpu, const ForwardCase& c, int64_t m) 
   return gpu.download<float>(out, static_cast<size_t>(m * c.n));
 }
 
-ForwardCase make_case(const Gpu& gpu, WeightFormat format, const TestActivations& a, const TestWeight& w, int64_t n,
-                      int64_t k) {
+ForwardCase make_case(const Gpu& gpu, WeightFormat format, const TestActivations& a, const TestWeight& w,
+                      int64_t n, int64_t k) {
   return {format, n, k, upload(gpu, w), gpu.upload(a.decoded), gpu.upload(a.outer)};
 }
 
-std::vector<float> expected_forward(WeightFormat format, const TestActivations& a, const TestWeight& w, int64_t m,
-                                    int64_t n, int64_t k) {
+std::vector<float> expected_forward(WeightFormat format, const TestActivations& a, const TestWeight& w,
+                                    int64_t m, int64_t n, int64_t k) {
   std::vector<float> c = exact_products(a.decoded, w.decoded, m, n, k);
   if (format == WeightFormat::kNVFP4) nvfp4_epilogue(c, m, n, a.outer, w.outer);
   return c;
@@ -103,7 +103,9 @@ TEST_CASE("forward products equal the exact mode for every format row count and 
         const std::vector<float> expected = expected_forward(format, a, w, m, n, k);
         for (const int64_t count : kRowCounts) {
           const int64_t bad = different(run_forward(*gpu, c, count), rows(expected, count, n));
-          if (bad != 0) std::printf("  %s K=%lld %s M=%lld: %lld differ\n", name_of(format), (long long)k, name_of(data), (long long)count, (long long)bad);
+          if (bad != 0)
+            std::printf("  %s K=%lld %s M=%lld: %lld differ\n", name_of(format), (long long)k, name_of(data),
+                        (long long)count, (long long)bad);
           wrong += bad;
           outputs += static_cast<size_t>(count * n);
         }
@@ -137,52 +139,77 @@ TEST_CASE("forward products have ragged edges") {
   }
 }
 
+TEST_CASE("forward products of many rows and of long sums") {
+  const auto gpu = Gpu::open();
+  if (!gpu) return;
+  struct Shape {
+    int64_t m, n, k;
+  };
+  for (const Shape& s :
+       {Shape{3000, 1536, 96}, Shape{2500, 2100, 64}, Shape{130, 200, 8224}, Shape{9, 72, 8224}}) {
+    for (const WeightFormat format : kFormats) {
+      const TestActivations a = make_activations(format, make_data(Data::kHeavy, s.m, s.k, 13), s.m, s.k);
+      const TestWeight w = make_weight(format, make_data(Data::kNormal, s.n, s.k, 14), s.n, s.k);
+      const ForwardCase c = make_case(*gpu, format, a, w, s.n, s.k);
+      const std::vector<float> expected = expected_forward(format, a, w, s.m, s.n, s.k);
+      report("forward",
+             std::string(name_of(format)) + " M=" + std::to_string(s.m) + " K=" + std::to_string(s.k),
+             different(run_forward(*gpu, c, s.m), expected), expected.size());
+    }
+  }
+}
+
 TEST_CASE("forward products round to bf16 accumulate and keep to their rows and columns") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
-  const int64_t m = 37;
-  const int64_t n = 70;
   const int64_t k = 128;
   const int64_t lda = k + 8;
-  const int64_t ldc = n + 3;
-  for (const WeightFormat format : kFormats) {
-    const TestActivations a = make_activations(format, make_data(Data::kNormal, m, k, 5), m, k);
-    const TestWeight w = make_weight(format, make_data(Data::kNormal, n, k, 6), n, k);
-    std::vector<BF16> wide(static_cast<size_t>(m * lda), accord::to_bf16(1e30F));
-    for (int64_t r = 0; r < m; ++r) std::copy_n(a.decoded.begin() + r * k, k, wide.begin() + r * lda);
-    const std::vector<float> expected = expected_forward(format, a, w, m, n, k);
-    const DeviceWeight weight = upload(*gpu, w);
-    const Memory rows_of_a = gpu->upload(wide);
-    const Memory outer = gpu->upload(a.outer);
-    const std::vector<float> before = make_data(Data::kNormal, m, ldc, 7);
-    const Memory sums = gpu->upload(before);
-    const Memory rounded = gpu->upload(to_bf16(before));
-    GemmForward g;
-    g.format = format;
-    g.m = m;
-    g.n = n;
-    g.k = k;
-    g.a = rows_of_a.as<BF16>();
-    g.lda = lda;
-    g.a_outer = outer.as<float>();
-    g.b = weight.weight();
-    g.c = {sums.data(), ldc, false, true};
-    kernels::cuda::gemm_forward(g, gpu->handle());
-    g.c = {rounded.data(), ldc, true, false};
-    kernels::cuda::gemm_forward(g, gpu->handle());
-    std::vector<float> wanted_sums = before;
-    std::vector<BF16> wanted_rounded = to_bf16(before);
-    for (int64_t i = 0; i < m; ++i) {
-      for (int64_t j = 0; j < n; ++j) {
-        wanted_sums[static_cast<size_t>(i * ldc + j)] += expected[static_cast<size_t>(i * n + j)];
-        wanted_rounded[static_cast<size_t>(i * ldc + j)] = accord::to_bf16(expected[static_cast<size_t>(i * n + j)]);
+  struct Shape {
+    int64_t m, n, pad;
+  };
+  for (const Shape& shape : {Shape{37, 70, 3}, Shape{130, 140, 4}, Shape{300, 264, 8}, Shape{11, 64, 0}})
+    for (const WeightFormat format : kFormats) {
+      const int64_t m = shape.m;
+      const int64_t n = shape.n;
+      const int64_t ldc = n + shape.pad;
+      const TestActivations a = make_activations(format, make_data(Data::kNormal, m, k, 5), m, k);
+      const TestWeight w = make_weight(format, make_data(Data::kNormal, n, k, 6), n, k);
+      std::vector<BF16> wide(static_cast<size_t>(m * lda), accord::to_bf16(1e30F));
+      for (int64_t r = 0; r < m; ++r) std::copy_n(a.decoded.begin() + r * k, k, wide.begin() + r * lda);
+      const std::vector<float> expected = expected_forward(format, a, w, m, n, k);
+      const DeviceWeight weight = upload(*gpu, w);
+      const Memory rows_of_a = gpu->upload(wide);
+      const Memory outer = gpu->upload(a.outer);
+      const std::vector<float> before = make_data(Data::kNormal, m, ldc, 7);
+      const Memory sums = gpu->upload(before);
+      const Memory rounded = gpu->upload(to_bf16(before));
+      GemmForward g;
+      g.format = format;
+      g.m = m;
+      g.n = n;
+      g.k = k;
+      g.a = rows_of_a.as<BF16>();
+      g.lda = lda;
+      g.a_outer = outer.as<float>();
+      g.b = weight.weight();
+      g.c = {sums.data(), ldc, false, true};
+      kernels::cuda::gemm_forward(g, gpu->handle());
+      g.c = {rounded.data(), ldc, true, false};
+      kernels::cuda::gemm_forward(g, gpu->handle());
+      std::vector<float> wanted_sums = before;
+      std::vector<BF16> wanted_rounded = to_bf16(before);
+      for (int64_t i = 0; i < m; ++i) {
+        for (int64_t j = 0; j < n; ++j) {
+          wanted_sums[static_cast<size_t>(i * ldc + j)] += expected[static_cast<size_t>(i * n + j)];
+          wanted_rounded[static_cast<size_t>(i * ldc + j)] =
+              accord::to_bf16(expected[static_cast<size_t>(i * n + j)]);
+        }
       }
+      report("forward, accumulated", name_of(format),
+             different(gpu->download<float>(sums, before.size()), wanted_sums), before.size());
+      report("forward, bf16", name_of(format),
+             different(gpu->download<BF16>(rounded, before.size()), wanted_rounded), before.size());
     }
-    report("forward, accumulated", name_of(format), different(gpu->download<float>(sums, before.size()), wanted_sums),
-           before.size());
-    report("forward, bf16", name_of(format), different(gpu->download<BF16>(rounded, before.size()), wanted_rounded),
-           before.size());
-  }
 }
 
 TEST_CASE("MXFP8 weights of every scale that BF16 holds decode exactly") {
@@ -195,7 +222,8 @@ TEST_CASE("MXFP8 weights of every scale that BF16 holds decode exactly") {
   w.scales.resize(static_cast<size_t>(n));
   TestActivations a;
   a.decoded.assign(static_cast<size_t>(32 * k), BF16{0});
-  for (int64_t i = 0; i < 32; ++i) a.decoded[static_cast<size_t>(i * k + i)] = accord::to_bf16(1.0F);  // identity
+  for (int64_t i = 0; i < 32; ++i)
+    a.decoded[static_cast<size_t>(i * k + i)] = accord::to_bf16(1.0F);  // identity
   std::vector<float> expected(static_cast<size_t>(32 * n));
   for (int64_t r = 0; r < n; ++r) {
     const int e = std::min<int>(std::max<int>(static_cast<int>(r), 10), 246);  // -117 .. 119
@@ -243,7 +271,8 @@ TEST_CASE("a row does not depend on other rows") {
     const std::vector<float> plain = run_forward(*gpu, make_case(*gpu, format, a, w, n, k), m);
     for (int64_t r = 0; r < m; ++r) {
       for (int64_t c = 0; c < k && r % 3 != 0; ++c) {  // two of three rows become NaN, Inf or huge
-        a.decoded[static_cast<size_t>(r * k + c)] = BF16{static_cast<uint16_t>(r % 3 == 1 ? 0x7fc0 : 0x7f7f + c % 2)};
+        a.decoded[static_cast<size_t>(r * k + c)] =
+            BF16{static_cast<uint16_t>(r % 3 == 1 ? 0x7fc0 : 0x7f7f + c % 2)};
       }
     }
     const std::vector<float> dirty = run_forward(*gpu, make_case(*gpu, format, a, w, n, k), m);
@@ -283,16 +312,19 @@ TEST_CASE("grouped products equal plain ones for ragged counts") {
     std::vector<GemmWeight> table;
     std::vector<float> expected;
     for (int32_t e = 0; e < experts; ++e) {
-      const TestWeight w = make_weight(format, make_data(Data::kNormal, n, k, 20 + static_cast<uint64_t>(e)), n, k);
+      const TestWeight w =
+          make_weight(format, make_data(Data::kNormal, n, k, 20 + static_cast<uint64_t>(e)), n, k);
       weights.push_back(upload(*gpu, w));
       table.push_back(weights.back().weight());
       const int32_t first = offsets[static_cast<size_t>(e)];
       const int32_t count = counts[static_cast<size_t>(e)];
       if (count == 0) continue;
-      const std::vector<BF16> part(sorted.decoded.begin() + first * k, sorted.decoded.begin() + (first + count) * k);
+      const std::vector<BF16> part(sorted.decoded.begin() + first * k,
+                                   sorted.decoded.begin() + (first + count) * k);
       std::vector<float> c = exact_products(part, w.decoded, count, n, k);
       if (format == WeightFormat::kNVFP4) {
-        nvfp4_epilogue(c, count, n, {sorted.outer.begin() + first, sorted.outer.begin() + first + count}, w.outer);
+        nvfp4_epilogue(c, count, n, {sorted.outer.begin() + first, sorted.outer.begin() + first + count},
+                       w.outer);
       }
       expected.insert(expected.end(), c.begin(), c.end());
     }
@@ -305,8 +337,8 @@ TEST_CASE("grouped products equal plain ones for ragged counts") {
       const int32_t bound = kernels::cuda::group_tiles_bound(total, experts, tile_rows);
       const Memory tiles = gpu->allocate(static_cast<size_t>(bound) * sizeof(GroupTile));
       const Memory num_tiles = gpu->allocate(4);
-      kernels::cuda::build_group_tiles(device_offsets.as<int32_t>(), experts, tile_rows, tiles.as<GroupTile>(),
-                                       num_tiles.as<int32_t>(), gpu->handle());
+      kernels::cuda::build_group_tiles(device_offsets.as<int32_t>(), experts, tile_rows,
+                                       tiles.as<GroupTile>(), num_tiles.as<int32_t>(), gpu->handle());
       CHECK(gpu->download<int32_t>(num_tiles, 1)[0] <= bound);
       for (const bool gathered : {false, true}) {
         const Memory out = gpu->allocate(expected.size() * 4);
@@ -329,7 +361,8 @@ TEST_CASE("grouped products equal plain ones for ragged counts") {
         g.groups = &groups;
         kernels::cuda::gemm_forward(g, gpu->handle());
         report("forward, grouped",
-               std::string(name_of(format)) + " tile " + std::to_string(tile_rows) + (gathered ? " gathered" : ""),
+               std::string(name_of(format)) + " tile " + std::to_string(tile_rows) +
+                   (gathered ? " gathered" : ""),
                different(gpu->download<float>(out, expected.size()), expected), expected.size());
       }
     }
@@ -341,9 +374,11 @@ TEST_CASE("grouped products equal plain ones for ragged counts") {
     for (int32_t e = 0; e < experts; ++e) {
       const int32_t first = offsets[static_cast<size_t>(e)];
       const int32_t count = counts[static_cast<size_t>(e)];
-      const TestWeight w = make_weight(format, make_data(Data::kNormal, n, k, 20 + static_cast<uint64_t>(e)), n, k);
+      const TestWeight w =
+          make_weight(format, make_data(Data::kNormal, n, k, 20 + static_cast<uint64_t>(e)), n, k);
       const std::vector<BF16> dy_part(dy.begin() + first * n, dy.begin() + (first + count) * n);
-      const std::vector<BF16> x_part(sorted.decoded.begin() + first * k, sorted.decoded.begin() + (first + count) * k);
+      const std::vector<BF16> x_part(sorted.decoded.begin() + first * k,
+                                     sorted.decoded.begin() + (first + count) * k);
       if (count == 0) {
         dw.emplace_back(static_cast<size_t>(n * k), 0.0F);
         continue;
@@ -357,8 +392,8 @@ TEST_CASE("grouped products equal plain ones for ragged counts") {
       const int32_t bound = kernels::cuda::group_tiles_bound(total, experts, tile_rows);
       const Memory tiles = gpu->allocate(static_cast<size_t>(bound) * sizeof(GroupTile));
       const Memory num_tiles = gpu->allocate(4);
-      kernels::cuda::build_group_tiles(device_offsets.as<int32_t>(), experts, tile_rows, tiles.as<GroupTile>(),
-                                       num_tiles.as<int32_t>(), gpu->handle());
+      kernels::cuda::build_group_tiles(device_offsets.as<int32_t>(), experts, tile_rows,
+                                       tiles.as<GroupTile>(), num_tiles.as<int32_t>(), gpu->handle());
       const Memory out = gpu->allocate(dx.size() * 4);
       GemmGroups groups;
       groups.tiles = tiles.as<GroupTile>();
@@ -377,8 +412,8 @@ TEST_CASE("grouped products equal plain ones for ragged counts") {
       g.groups = &groups;
       REQUIRE(kernels::cuda::gemm_dgrad_takes(g));
       kernels::cuda::gemm_dgrad(g, gpu->handle());
-      report("dgrad, grouped", "tile " + std::to_string(tile_rows), different(gpu->download<float>(out, dx.size()), dx),
-             dx.size());
+      report("dgrad, grouped", "tile " + std::to_string(tile_rows),
+             different(gpu->download<float>(out, dx.size()), dx), dx.size());
     }
     for (const bool gathered : {false, true}) {
       std::vector<Memory> outputs;
@@ -417,8 +452,9 @@ TEST_CASE("backward products equal the exact mode") {
   struct Shape {
     int64_t m, n, l;
   };
-  const Shape shapes[] = {{1, 64, 8},      {16, 136, 192},  {17, 64, 576},   {100, 576, 192}, {200, 192, 1536},
-                          {1300, 1280, 72}, {8, 8, 1},       {192, 576, 301}, {1288, 1288, 50}};
+  const Shape shapes[] = {{1, 64, 8},       {16, 136, 192},   {17, 64, 576},    {100, 576, 192},
+                          {200, 192, 1536}, {1300, 1280, 72}, {3000, 1536, 40}, {8, 8, 1},
+                          {192, 576, 301},  {1288, 1288, 50}};
   for (const Data data : {Data::kNormal, Data::kHeavy, Data::kSubnormal}) {
     int64_t wrong_d = 0;
     int64_t wrong_w = 0;
@@ -443,7 +479,8 @@ TEST_CASE("backward products equal the exact mode") {
         g.c = {out.data(), s.n, false, false};
         REQUIRE(kernels::cuda::gemm_dgrad_takes(g));
         kernels::cuda::gemm_dgrad(g, gpu->handle());
-        wrong_d += different(gpu->download<float>(out, size), exact_products(a, transposed(b, s.l, s.n), s.m, s.n, s.l));
+        wrong_d += different(gpu->download<float>(out, size),
+                             exact_products(a, transposed(b, s.l, s.n), s.m, s.n, s.l));
         outputs_d += size;
       }
       if (s.m % 8 == 0) {
@@ -530,9 +567,11 @@ TEST_CASE("batched products are products per head") {
       }
     }
   }
-  report("batched", "absorb", different(gpu->download<BF16>(absorbed, wanted_absorbed.size()), wanted_absorbed),
+  report("batched", "absorb",
+         different(gpu->download<BF16>(absorbed, wanted_absorbed.size()), wanted_absorbed),
          wanted_absorbed.size());
-  report("batched", "expand", different(gpu->download<BF16>(expanded, wanted_expanded.size()), wanted_expanded),
+  report("batched", "expand",
+         different(gpu->download<BF16>(expanded, wanted_expanded.size()), wanted_expanded),
          wanted_expanded.size());
 }
 
@@ -550,18 +589,18 @@ TEST_CASE("expanded operands are the decoded values") {
       const Memory outer = gpu->upload(a.outer);
       const Memory out = gpu->allocate(size * 2);
       if (format == WeightFormat::kMXFP8) {
-        kernels::cuda::expand_mxfp8(q.as<uint8_t>(), scales.as<uint8_t>(), m, k, false, false, out.as<BF16>(), k,
-                                    gpu->handle());
+        kernels::cuda::expand_mxfp8(q.as<uint8_t>(), scales.as<uint8_t>(), m, k, false, false, out.as<BF16>(),
+                                    k, gpu->handle());
       } else {
-        kernels::cuda::expand_nvfp4(q.as<uint8_t>(), scales.as<uint8_t>(), nullptr, false, 448, m, k, out.as<BF16>(), k,
-                                    gpu->handle());
+        kernels::cuda::expand_nvfp4(q.as<uint8_t>(), scales.as<uint8_t>(), nullptr, false, 448, m, k,
+                                    out.as<BF16>(), k, gpu->handle());
       }
       report("expanded", std::string(name_of(format)) + " " + gpu_test::name_of(data),
              different(gpu->download<BF16>(out, size), a.decoded), size);
       if (format == WeightFormat::kNVFP4) {
         std::vector<float> values(size);
-        formats::dequantize_nvfp4(a.data.data(), a.scales.data(), a.outer.data(), m, k, formats::Nvfp4Scope::kToken,
-                                  448, values.data());
+        formats::dequantize_nvfp4(a.data.data(), a.scales.data(), a.outer.data(), m, k,
+                                  formats::Nvfp4Scope::kToken, 448, values.data());
         kernels::cuda::expand_nvfp4(q.as<uint8_t>(), scales.as<uint8_t>(), outer.as<float>(), true, 448, m, k,
                                     out.as<BF16>(), k, gpu->handle());
         report("expanded values", gpu_test::name_of(data),
@@ -576,7 +615,8 @@ TEST_CASE("expanded operands are the decoded values") {
     std::vector<float> values(size);
     formats::quantize_mxfp8_cols({const_cast<float*>(x.data()), Dtype::kF32, m, k, k}, codes.data(),
                                  scale_bytes.data(), element);
-    formats::dequantize_mxfp8(codes.data(), scale_bytes.data(), m, k, formats::Axis::kCol, element, values.data());
+    formats::dequantize_mxfp8(codes.data(), scale_bytes.data(), m, k, formats::Axis::kCol, element,
+                              values.data());
     const Memory q = gpu->upload(codes);
     const Memory scales = gpu->upload(scale_bytes);
     const Memory out = gpu->allocate(size * 2);
@@ -591,10 +631,18 @@ TEST_CASE("special operands give what the exact mode says") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
   // Exponent fields to draw from; 0: zeros, 1: subnormals, 255: infinities, 256: NaN.
-  const std::vector<std::vector<int>> kinds = {{0, 100, 254},        {0, 1, 127},          {1, 1, 20},
-                                               {1, 250, 254},        {2, 30, 60},          {60, 61, 64},
-                                               {240, 250, 254},      {190, 191, 192},      {0, 0, 0, 127},
-                                               {120, 127, 255},      {0, 127, 127, 127, 255}, {120, 127, 127, 127, 256},
+  const std::vector<std::vector<int>> kinds = {{0, 100, 254},
+                                               {0, 1, 127},
+                                               {1, 1, 20},
+                                               {1, 250, 254},
+                                               {2, 30, 60},
+                                               {60, 61, 64},
+                                               {240, 250, 254},
+                                               {190, 191, 192},
+                                               {0, 0, 0, 127},
+                                               {120, 127, 255},
+                                               {0, 127, 127, 127, 255},
+                                               {120, 127, 127, 127, 256},
                                                {0, 64, 127, 190}};
   const int64_t rows_of_each = 64;
   const int64_t k = 48;
@@ -627,7 +675,9 @@ TEST_CASE("special operands give what the exact mode says") {
     report("special, exponents", label, different(got, expected), expected.size());
     int shown = 0;
     for (size_t i = 0; i < got.size() && shown < 3; ++i) {
-      if (std::bit_cast<uint32_t>(got[i]) == std::bit_cast<uint32_t>(expected[i]) || (got[i] != got[i] && expected[i] != expected[i])) continue;
+      if (std::bit_cast<uint32_t>(got[i]) == std::bit_cast<uint32_t>(expected[i]) ||
+          (got[i] != got[i] && expected[i] != expected[i]))
+        continue;
       std::printf("    got %a, expected %a\n", static_cast<double>(got[i]), static_cast<double>(expected[i]));
       ++shown;
     }
