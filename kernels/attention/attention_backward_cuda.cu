@@ -1,11 +1,11 @@
-// Backward of causal attention (attention_backward.hpp has the formulas), in three products with one owner for
-// every output:
+// Backward of causal attention (attention_backward.hpp has the formulas), in three products with one owner
+// for every output:
 //   dq  tile of 64 queries, one head:     over key tiles ascending        dq += ds k
 //   dk  tile of 64 keys, one kv head:     over its heads, query tiles     dk += ds^T q
 //   dv  likewise                                                          dv += p^T do
-// Each computes its scores again: s = x1 y1^T and dp = x2 y2^T with own rows x and loop rows y, staged in chunks of
-// 64 columns; then p = exp(scale s - lse), ds = p (dp - delta) scale in registers, rounded to bf16, times z, the
-// loop rows' columns of this block (at most 128). delta = rowsum(do * o).
+// Each computes its scores again: s = x1 y1^T and dp = x2 y2^T with own rows x and loop rows y, staged in
+// chunks of 64 columns; then p = exp(scale s - lse), ds = p (dp - delta) scale in registers, rounded to bf16,
+// times z, the loop rows' columns of this block (at most 128). delta = rowsum(do * o).
 //         x1  y1  x2  y2  z
 //   dq    q   k   do  v   k
 //   dk    k   q   v   do  q
@@ -24,8 +24,8 @@ enum class Part { kQuery, kKey, kValue };
 
 constexpr int kThreads = 128;
 constexpr int kTile = 64;
-constexpr int kColumns = 128;                   // of the result, per block
-constexpr int kChunkStride = kTile * 2 + 16;     // bytes
+constexpr int kColumns = 128;                 // of the result, per block
+constexpr int kChunkStride = kTile * 2 + 16;  // bytes
 constexpr int kChunkBytes = kTile * kChunkStride;
 constexpr int kZStride = kColumns * 2 + 16;
 constexpr int kStages = 3;
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const AttentionBackw
       }
       copy_commit();
       const uint32_t stage = base + job % kStages * kStageBytes;
-      const auto product = [&](float (&c)[8][4]) {
+      const auto product = [&](float(&c)[8][4]) {
 #pragma unroll
         for (int k = 0; k < kTile / 16; ++k) {
           uint32_t a[4];
@@ -219,7 +219,8 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const AttentionBackw
   for (int half = 0; half < 2; ++half) {
     const int row = tile.tile_begin + warp * 16 + half * 8 + group;
     if (row >= rows) continue;
-    float* out = result + (tile.row_begin + row) * stride + static_cast<int64_t>(blockIdx.z) * width + column0;
+    float* out =
+        result + (tile.row_begin + row) * stride + static_cast<int64_t>(blockIdx.z) * width + column0;
 #pragma unroll
     for (int j = 0; j < kColumns / 8; ++j) {
       if (j * 8 < columns) {
@@ -250,8 +251,8 @@ template <Part PART>
 void launch(const AttentionBackwardArgs& args, int width, int depth, StreamHandle stream) {
   const auto kernel = backward_kernel<PART>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  const dim3 grid(static_cast<unsigned>((width + kColumns - 1) / kColumns), static_cast<unsigned>(args.num_tiles),
-                  static_cast<unsigned>(depth));
+  const dim3 grid(static_cast<unsigned>((width + kColumns - 1) / kColumns),
+                  static_cast<unsigned>(args.num_tiles), static_cast<unsigned>(depth));
   kernel<<<grid, kThreads, kSharedBytes, stream>>>(args);
   check_launch("attention_backward");
 }

@@ -1,11 +1,13 @@
 // out = softmax(scale q k^T, causal) v over a paged cache (attention_cuda.hpp has the order of every sum).
 // q [T, H*D], k [rows, G*D], v [rows, G*V], out [T, H*V]; H query heads, G key/value heads.
 //
-// A block of four warps owns R*16 query vectors (rows times heads of one key/value head). Per block of 64 keys:
+// A block of four warps owns R*16 query vectors (rows times heads of one key/value head). Per block of 64
+// keys:
 //   scores   warp w: all queries x keys 16w .. 16w+15                       -> shared memory, fp32, masked
 //   softmax  four threads per query: maximum, p, sum; rescaling factor      -> p as bf16
 //   values   warp w: all queries x columns [w V/4, (w+1) V/4), in registers
-// Keys of the next block arrive during softmax and values, values of the next block during its scores.
+// Keys of the next block arrive during softmax and values, values of the next block during its scores. With
+// many rows (attention_rows_kernel) a warp keeps its queries to itself instead.
 #include <cassert>
 
 #include "kernels/attention/attention_cuda.hpp"
@@ -18,10 +20,10 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = 4;
-constexpr int kBlock = 64;    // keys
-constexpr int kSplit = 512;   // keys
+constexpr int kBlock = 64;   // keys
+constexpr int kSplit = 512;  // keys
 constexpr int kPage = 16;
-constexpr int kScoreStride = 72;               // floats: rows of a quad's reads hit distinct banks
+constexpr int kScoreStride = 72;                // floats: rows of a quad's reads hit distinct banks
 constexpr int kWeightStride = kBlock * 2 + 16;  // bytes
 constexpr float kMinusInfinity = -__builtin_inff();
 constexpr float kKeep = -1.0F;  // merge factor of a query that sees nothing of the split
@@ -40,6 +42,29 @@ struct Layout {
   static constexpr int kStats = kWeights + kQueries * kWeightStride;
   static constexpr int kBytes = kStats + kQueries * 7 * 4;
 };
+
+// One block of one query, whose scores lie with the four lanes of a quad: x becomes p. `max`: of this lane's
+// scores, becomes the running maximum; `factor` rescales what was summed under the maximum `old`. Returns the
+// block's sum of p.
+__device__ inline float weigh(float (&x)[16], float& max, float old, float& factor) {
+  max = fmaxf(max, __shfl_xor_sync(gpu::kFullMask, max, 1));
+  max = fmaxf(max, __shfl_xor_sync(gpu::kFullMask, max, 2));
+  max = fmaxf(old, max);
+  factor = 1.0F;
+  if (max == kMinusInfinity) {  // nothing seen so far, or NaN alone
+#pragma unroll
+    for (int i = 0; i < 16; ++i) x[i] = x[i] != x[i] ? x[i] : 0.0F;
+  } else {
+    factor = exp_scalar(old - max);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) x[i] = exp_scalar(x[i] - max);
+  }
+  float sum = 0.0F;
+#pragma unroll
+  for (int i = 0; i < 16; ++i) sum = sum + x[i];
+  sum = sum + __shfl_xor_sync(gpu::kFullMask, sum, 1);
+  return sum + __shfl_xor_sync(gpu::kFullMask, sum, 2);
+}
 
 template <int R, int D, int V>
 __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForward p, int heads_per_tile) {
@@ -89,7 +114,8 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
     const BF16* from = valid ? p.q + row_of(r) * p.q_stride + static_cast<int64_t>(head_of(r)) * D + c : p.q;
     copy_async<16>(base + L::kQ + r * L::kKeyStride + c * 2, from, valid);
   }
-  const auto load_rows = [&](const BF16* data, int64_t stride, int width, uint32_t to, int to_stride, int key0) {
+  const auto load_rows = [&](const BF16* data, int64_t stride, int width, uint32_t to, int to_stride,
+                             int key0) {
     const int chunks = width / 8;
     for (int i = tid; i < kBlock * chunks; i += kThreads) {
       const int r = i / chunks;
@@ -128,8 +154,8 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
   const uint32_t q_lane = base + L::kQ + low * L::kKeyStride + high * 2;
   const uint32_t k_lane = base + L::kK + (warp * 16 + lane % 8 + high) * L::kKeyStride + lane / 8 % 2 * 16;
   const uint32_t w_lane = base + L::kWeights + low * kWeightStride + high * 2;
-  const uint32_t v_lane = base + (L::kSharedValues ? L::kK : L::kV) + low * L::kValueStride +
-                          (warp * (V / kWarps) + high) * 2;
+  const uint32_t v_lane =
+      base + (L::kSharedValues ? L::kK : L::kV) + low * L::kValueStride + (warp * (V / kWarps) + high) * 2;
 
   load_keys(first_key);
   load_values(first_key);
@@ -175,29 +201,14 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
       float max = kMinusInfinity;
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        const float2 pair = *reinterpret_cast<const float2*>(scores + query * kScoreStride + 8 * i + 2 * quad);
+        const float2 pair =
+            *reinterpret_cast<const float2*>(scores + query * kScoreStride + 8 * i + 2 * quad);
         x[2 * i] = pair.x;
         x[2 * i + 1] = pair.y;
         max = fmaxf(max, fmaxf(pair.x, pair.y));  // ignores NaN, which comes back through the sum
       }
-      max = fmaxf(max, __shfl_xor_sync(gpu::kFullMask, max, 1));
-      max = fmaxf(max, __shfl_xor_sync(gpu::kFullMask, max, 2));
-      const float old = split_max[query];
-      max = fmaxf(old, max);
-      float factor = 1.0F;
-      float sum = 0.0F;
-      if (max == kMinusInfinity) {
-#pragma unroll
-        for (int i = 0; i < 16; ++i) x[i] = x[i] != x[i] ? x[i] : 0.0F;
-      } else {
-        factor = exp_scalar(old - max);
-#pragma unroll
-        for (int i = 0; i < 16; ++i) x[i] = exp_scalar(x[i] - max);
-      }
-#pragma unroll
-      for (int i = 0; i < 16; ++i) sum = sum + x[i];
-      sum = sum + __shfl_xor_sync(gpu::kFullMask, sum, 1);
-      sum = sum + __shfl_xor_sync(gpu::kFullMask, sum, 2);
+      float factor;
+      const float sum = weigh(x, max, split_max[query], factor);
       __syncwarp();  // all four have read the old maximum
       if (quad == 0) {
         split_max[query] = max;
@@ -304,13 +315,198 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
       auto* out = reinterpret_cast<uint32_t*>(p.out + row * p.out_stride + static_cast<int64_t>(head) * V);
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        out[(column0 + j * 8) / 2] = bf16_pair(merged[i][j][half * 2] * inverse + 0.0F,
-                                               merged[i][j][half * 2 + 1] * inverse + 0.0F);
+        out[(column0 + j * 8) / 2] =
+            bf16_pair(merged[i][j][half * 2] * inverse + 0.0F, merged[i][j][half * 2 + 1] * inverse + 0.0F);
       }
       if (warp == 0 && quad == 0) {
         p.lse[row * p.dims.num_heads + head] = merged_max[query] + log_scalar(merged_sum[query]);
       }
     }
+  }
+}
+
+// The same for many rows: a warp owns 16 query vectors from scores to results, all in registers. Where a
+// sum's order is not the tensor core's it is attention_kernel's: quad lane t holds columns 8i + 2t, 8i + 2t +
+// 1 of a block.
+template <int D, int V>
+struct RowsLayout {
+  static constexpr int kKeyStride = D * 2 + 16;
+  static constexpr int kValueStride = V * 2 + 16;
+  static constexpr int kK = 0;
+  static constexpr int kV = kK + kBlock * kKeyStride;
+  static constexpr int kStage = kV + kBlock * kValueStride;
+  static constexpr int kBytes = 2 * kStage;
+  static_assert(16 * kWarps * kKeyStride <= kStage, "the queries pass through the second stage");
+};
+
+template <int D, int V>
+__global__ void __launch_bounds__(kThreads)
+    attention_rows_kernel(const AttentionForward p, int heads_per_tile) {
+  using L = RowsLayout<D, V>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const uint32_t base = shared_address(shared);
+  const int tid = threadIdx.x;
+  const int lane = tid % 32;
+  const int warp = tid / 32;
+  const int group = lane / 4;
+  const int quad = lane % 4;
+  const AttentionTile tile = p.tiles[blockIdx.y];
+  const int heads_per_kv = p.dims.num_heads / p.dims.num_kv_heads;
+  const int head_tiles = (heads_per_kv + heads_per_tile - 1) / heads_per_tile;
+  const int kv_head = blockIdx.x / head_tiles;
+  const int head0 = blockIdx.x % head_tiles * heads_per_tile;
+  const int heads = min(heads_per_tile, heads_per_kv - head0);
+  const int context = tile.first_position + tile.num_rows;
+  const auto position_of = [&](int i) {
+    const int row = i / heads_per_tile;
+    return row < tile.num_rows && i % heads_per_tile < heads ? tile.first_position + row : -1;
+  };
+  const auto head_of = [&](int i) { return kv_head * heads_per_kv + head0 + i % heads_per_tile; };
+  const auto row_of = [&](int i) { return static_cast<int64_t>(tile.row_begin + i / heads_per_tile); };
+
+  const auto load_block = [&](int stage, int key0) {
+    constexpr int kChunks = D / 8;
+    for (int i = tid; i < kBlock * kChunks; i += kThreads) {
+      const int r = i / kChunks;
+      const int c = i % kChunks * 8;
+      const bool valid = key0 + r < context;
+      const int key = valid ? key0 + r : 0;
+      const int64_t row = p.pages[tile.page_begin + key / kPage] + key % kPage;
+      copy_async<16>(base + stage * L::kStage + L::kK + r * L::kKeyStride + c * 2,
+                     p.k + row * p.k_stride + static_cast<int64_t>(kv_head) * D + c, valid);
+      if (c < V) {
+        copy_async<16>(base + stage * L::kStage + L::kV + r * L::kValueStride + c * 2,
+                       p.v + row * p.v_stride + static_cast<int64_t>(kv_head) * V + c, valid);
+      }
+    }
+  };
+  static_assert(V <= D);
+
+  for (int i = tid; i < 16 * kWarps * (D / 8); i += kThreads) {
+    const int r = i / (D / 8);
+    const int c = i % (D / 8) * 8;
+    const bool valid = position_of(r) >= 0;
+    const BF16* from = valid ? p.q + row_of(r) * p.q_stride + static_cast<int64_t>(head_of(r)) * D + c : p.q;
+    copy_async<16>(base + L::kStage + r * L::kKeyStride + c * 2, from, valid);
+  }
+  copy_commit();
+  load_block(0, 0);
+  copy_commit();
+  copy_wait<1>();
+  __syncthreads();
+  const int low = lane % 8 + lane / 8 % 2 * 8;
+  const int high = lane / 16 * 8;
+  uint32_t q[D / 16][4];
+#pragma unroll
+  for (int d = 0; d < D / 16; ++d) {
+    load_matrices(q[d], base + L::kStage + (warp * 16 + low) * L::kKeyStride + high * 2 + d * 32);
+  }
+  const uint32_t k_lane = base + L::kK + (lane % 8 + high) * L::kKeyStride + lane / 8 % 2 * 16;
+  const uint32_t v_lane = base + L::kV + low * L::kValueStride + high * 2;
+  const int position[2] = {position_of(warp * 16 + group), position_of(warp * 16 + group + 8)};
+
+  float acc[V / 8][4] = {};
+  float merged[V / 8][4] = {};
+  float split_max[2] = {kMinusInfinity, kMinusInfinity};
+  float split_sum[2] = {};
+  float merged_max[2] = {kMinusInfinity, kMinusInfinity};
+  float merged_sum[2] = {};
+  const int blocks = (context + kBlock - 1) / kBlock;
+  for (int block = 0; block < blocks; ++block) {
+    const int key0 = block * kBlock;
+    __syncthreads();  // the other stage is no longer read
+    if (block + 1 < blocks) load_block((block + 1) % 2, key0 + kBlock);
+    copy_commit();
+    copy_wait<1>();
+    __syncthreads();
+    const uint32_t stage = block % 2 * L::kStage;
+
+    float s[8][4] = {};
+#pragma unroll
+    for (int d = 0; d < D / 16; ++d) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        uint32_t b[4];
+        load_matrices(b, k_lane + stage + j * 16 * L::kKeyStride + d * 32);
+        mma_16816(s[2 * j], q[d], b[0], b[1]);
+        mma_16816(s[2 * j + 1], q[d], b[2], b[3]);
+      }
+    }
+    uint32_t weights[4][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float x[16];
+      float max = kMinusInfinity;
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const int key = key0 + i / 2 * 8 + quad * 2 + i % 2;
+        x[i] = key <= position[half] ? s[i / 2][half * 2 + i % 2] * p.dims.scale : kMinusInfinity;
+        max = fmaxf(max, x[i]);
+      }
+      float factor;
+      const float sum = weigh(x, max, split_max[half], factor);
+      split_max[half] = max;
+      split_sum[half] = fused(split_sum[half], factor, sum);
+#pragma unroll
+      for (int j = 0; j < V / 8; ++j) {
+        acc[j][half * 2] = acc[j][half * 2] * factor;
+        acc[j][half * 2 + 1] = acc[j][half * 2 + 1] * factor;
+      }
+#pragma unroll
+      for (int i = 0; i < 8; ++i) weights[i / 2][i % 2 * 2 + half] = bf16_pair(x[2 * i], x[2 * i + 1]);
+    }
+#pragma unroll
+    for (int kk = 0; kk < kBlock / 16; ++kk) {
+#pragma unroll
+      for (int j = 0; j < V / 8; j += 2) {
+        uint32_t b[4];
+        load_matrices_transposed(b, v_lane + stage + kk * 16 * L::kValueStride + j * 16);
+        mma_16816(acc[j], weights[kk], b[0], b[1]);
+        mma_16816(acc[j + 1], weights[kk], b[2], b[3]);
+      }
+    }
+
+    if ((key0 + kBlock) % kSplit != 0 && block + 1 != blocks) continue;
+    const int split = key0 / kSplit * kSplit;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (position[half] >= split) {
+        const float max = fmaxf(merged_max[half], split_max[half]);
+        const float a = exp_scalar(merged_max[half] - max);
+        const float b = exp_scalar(split_max[half] - max);
+        merged_sum[half] = fused(split_sum[half], b, merged_sum[half] * a);
+        merged_max[half] = max;
+#pragma unroll
+        for (int j = 0; j < V / 8; ++j) {
+#pragma unroll
+          for (int e = half * 2; e < half * 2 + 2; ++e) merged[j][e] = fused(acc[j][e], b, merged[j][e] * a);
+        }
+      }
+      split_max[half] = kMinusInfinity;
+      split_sum[half] = 0.0F;
+#pragma unroll
+      for (int j = 0; j < V / 8; ++j) {
+        acc[j][half * 2] = 0.0F;
+        acc[j][half * 2 + 1] = 0.0F;
+      }
+    }
+  }
+
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (position[half] < 0) continue;
+    const int query = warp * 16 + half * 8 + group;
+    const float inverse = 1.0F / merged_sum[half];
+    auto* out = reinterpret_cast<uint32_t*>(p.out + row_of(query) * p.out_stride +
+                                            static_cast<int64_t>(head_of(query)) * V);
+#pragma unroll
+    for (int j = 0; j < V / 8; ++j) {
+      out[j * 4 + quad] =
+          bf16_pair(merged[j][half * 2] * inverse + 0.0F, merged[j][half * 2 + 1] * inverse + 0.0F);
+    }
+    if (quad == 0)
+      p.lse[row_of(query) * p.dims.num_heads + head_of(query)] =
+          merged_max[half] + log_scalar(merged_sum[half]);
   }
 }
 
@@ -353,24 +549,33 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const AttentionForward 
   if (lane == 0) p.lse[index] = max + log_scalar(sum);
 }
 
-int queries_of(const AttentionDims& d, bool few_rows) { return few_rows || d.head_dim > 128 ? 16 : 64; }
+int queries_of(const AttentionDims& d, bool few_rows) { return few_rows || d.head_dim > 192 ? 16 : 64; }
 int heads_per_tile(const AttentionDims& d, int queries) {
   const int group = d.num_heads / d.num_kv_heads;
   return group < queries ? group : queries;
 }
 
-template <int R, int D, int V>
+template <int D, int V>
 void launch(const AttentionForward& args, StreamHandle stream) {
-  const auto kernel = attention_kernel<R, D, V>;
-  constexpr int kShared = Layout<R, D, V>::kBytes;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
-  const int heads = heads_per_tile(args.dims, 16 * R);
+  const bool few = queries_of(args.dims, args.few_rows) == 16;
+  const int heads = heads_per_tile(args.dims, few ? 16 : 64);
   const int group = args.dims.num_heads / args.dims.num_kv_heads;
   const dim3 grid(static_cast<unsigned>(args.dims.num_kv_heads * ((group + heads - 1) / heads)),
                   static_cast<unsigned>(args.num_tiles),
                   static_cast<unsigned>(args.partials == nullptr ? 1 : args.max_splits));
-  kernel<<<grid, kThreads, kShared, stream>>>(args, heads);
-  check_launch("attention_forward");
+  const auto start = [&](auto kernel, int shared) {
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    kernel<<<grid, kThreads, shared, stream>>>(args, heads);
+    check_launch("attention_forward");
+  };
+  if constexpr (D <= 192) {
+    if (!few) {
+      assert(args.partials == nullptr);
+      start(attention_rows_kernel<D, V>, RowsLayout<D, V>::kBytes);
+      return;
+    }
+  }
+  start(attention_kernel<1, D, V>, Layout<1, D, V>::kBytes);
   if (args.partials != nullptr) {
     const int64_t work = args.num_rows * args.dims.num_heads;
     merge_kernel<V><<<static_cast<unsigned>(gpu::ceil_div(work, kWarps)), kThreads, 0, stream>>>(args);
@@ -398,22 +603,15 @@ int64_t attention_partials_bytes(const AttentionDims& d, int64_t num_rows, int32
 void attention_forward(const AttentionForward& args, StreamHandle stream) {
   assert(attention_takes(args.dims) && args.num_tiles <= 65535);
   if (args.num_tiles == 0) return;
-  const bool small = queries_of(args.dims, args.few_rows) == 16;
   switch (args.dims.head_dim) {
     case 64:
-      small ? launch<1, 64, 64>(args, stream) : launch<4, 64, 64>(args, stream);
-      break;
+      return launch<64, 64>(args, stream);
     case 128:
-      small ? launch<1, 128, 128>(args, stream) : launch<4, 128, 128>(args, stream);
-      break;
+      return launch<128, 128>(args, stream);
     case 192:
-      launch<1, 192, 128>(args, stream);
-      break;
-    case 576:
-      launch<1, 576, 512>(args, stream);
-      break;
+      return launch<192, 128>(args, stream);
     default:
-      break;
+      return launch<576, 512>(args, stream);
   }
 }
 

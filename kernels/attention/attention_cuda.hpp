@@ -55,7 +55,7 @@ struct AttentionForward {
   const AttentionTile* tiles = nullptr;
   int32_t num_tiles = 0;
   bool few_rows = false;  // tiles of one row (decode), or of few: a smaller tile of queries
-  // Splits side by side: `max_splits` covers the longest context, positions[T] on the device, scratch of
+  // Splits side by side (with few_rows): `max_splits` covers the longest context, positions[T] on the device, scratch of
   // attention_partials_bytes. Else one block takes all splits of its queries in turn.
   int32_t max_splits = 1;
   const int32_t* positions = nullptr;

@@ -22,7 +22,7 @@ void forward_of_format(const ForwardParams& p, int32_t tile_rows, int32_t row_ti
   }
   if (tile_rows <= 16) {
     if (tiles * ((p.n + 63) / 64) >= 2 * blocks)
-      return launch_few_rows<F, 2, 4, 128, 5>(p, row_tiles, batch, stream);
+      return launch_few_rows < F, 2, 4, 128, F == WeightFormat::kBF16 ? 5 : 4 > (p, row_tiles, batch, stream);
     if (tiles * ((p.n + 31) / 32) >= blocks)
       return launch_few_rows<F, 2, 2, 128, 8>(p, row_tiles, batch, stream);
     return launch_few_rows<F, 2, 1, 128, 10>(p, row_tiles, batch, stream);

@@ -144,18 +144,18 @@ __global__ void __launch_bounds__(32 * W, 1) few_rows_kernel(const ForwardParams
     const uint32_t w_at = weight_lane + stage * T::kStageBytes;
     const uint32_t t_at = token_lane + stage * T::kStageBytes;
     if constexpr (T::kPlain) {
+      uint32_t w[BK / 16][4];
+#pragma unroll
+      for (int ks = 0; ks < BK / 16; ++ks) load_matrices(w[ks], w_at + ks * 32);
 #pragma unroll
       for (int ks = 0; ks < BK / 16; ks += 2) {
-        uint32_t w[2][4];
-        load_matrices(w[0], w_at + ks * 32);
-        load_matrices(w[1], w_at + ks * 32 + 32);
+        uint32_t t[kActive][4];
 #pragma unroll
-        for (int j = 0; j < kActive; ++j) {
-          uint32_t t[4];
-          load_matrices(t, t_at + j * 8 * T::kTokenStride + ks * 32);
-          mma_16816(acc[j], w[0], t[0], t[1]);
-          mma_16816(acc[j], w[1], t[2], t[3]);
-        }
+        for (int j = 0; j < kActive; ++j) load_matrices(t[j], t_at + j * 8 * T::kTokenStride + ks * 32);
+#pragma unroll
+        for (int j = 0; j < kActive; ++j) mma_16816(acc[j], w[ks], t[j][0], t[j][1]);
+#pragma unroll
+        for (int j = 0; j < kActive; ++j) mma_16816(acc[j], w[ks + 1], t[j][2], t[j][3]);
       }
     } else {
       // The stage's scales of rows `group` and `group + 8`.
@@ -178,28 +178,51 @@ __global__ void __launch_bounds__(32 * W, 1) few_rows_kernel(const ForwardParams
           }
         }
       }
-      [[maybe_unused]] E8m0Factor factor[2];
+      // All reads first: their latency is paid once a stage.
+      constexpr int kSteps = BK / 16;
+      constexpr bool kHoldTokens = kActive <= 2;
+      uint32_t codes[2][kSteps];
+      uint2 tokens[kHoldTokens ? kActive : 1][kSteps];
 #pragma unroll
-      for (int ks = 0; ks < BK / 16; ++ks) {
-        uint32_t w[4];
+      for (int ks = 0; ks < kSteps; ++ks) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const uint32_t from = w_at + half * 8 * T::kRowStride + ks * (2 * Traits::kBitsPerValue);
+          codes[half][ks] = F == WeightFormat::kMXFP8 ? load_shared_4(from) : load_shared_2(from);
+        }
+        if constexpr (kHoldTokens) {
+#pragma unroll
+          for (int j = 0; j < kActive; ++j) {
+            tokens[j][ks] = load_shared_8(t_at + j * 8 * T::kTokenStride + ks * 32);
+          }
+        }
+      }
+      [[maybe_unused]] E8m0Factor factor[2];
+#pragma unroll
+      for (int ks = 0; ks < kSteps; ++ks) {
+        uint32_t w[4];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
           if constexpr (F == WeightFormat::kMXFP8) {
             if (ks % 2 == 0) {
               const int index = ks / 2;
               const uint32_t e = (s[half][index / 4] >> (index % 4 * 8)) & 0xffu;
               factor[half] = kLarge ? e8m0_factor(e) : E8m0Factor{(e + 120u) * 0x00800080u, 0x3f803f80u};
             }
-            decode_mxfp8<kLarge>(load_shared_4(from), factor[half], w[half], w[half + 2]);
+            decode_mxfp8<kLarge>(codes[half][ks], factor[half], w[half], w[half + 2]);
           } else {
-            decode_nvfp4(load_shared_2(from), __byte_perm(s[half][ks / 2], 0, ks % 2 == 0 ? 0x1010 : 0x3232),
+            decode_nvfp4(codes[half][ks], __byte_perm(s[half][ks / 2], 0, ks % 2 == 0 ? 0x1010 : 0x3232),
                          w[half], w[half + 2]);
           }
         }
 #pragma unroll
         for (int j = 0; j < kActive; ++j) {
-          const uint2 t = load_shared_8(t_at + j * 8 * T::kTokenStride + ks * 32);
+          uint2 t;
+          if constexpr (kHoldTokens) {
+            t = tokens[j][ks];
+          } else {
+            t = load_shared_8(t_at + j * 8 * T::kTokenStride + ks * 32);
+          }
           mma_16816(acc[j], w, t.x, t.y);
         }
       }

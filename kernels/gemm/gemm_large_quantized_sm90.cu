@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kLargeThreads, 1) quantized_kernel(const Large
       }
     }
   };
-  const auto step = [&](uint32_t(&w)[4][4], int it) {
+  for (int it = 0; it < steps; ++it) {
     if (it % (kReach / kBL) == 0) {
       if (it != 0) __syncthreads();  // the previous scales are no longer read
       load_weight_scales<F, kBM, kLargeThreads, L::kPerStage>(weight, p.n, p.l, col_begin, it * kBL, kReach,
@@ -135,6 +135,8 @@ __global__ void __launch_bounds__(kLargeThreads, 1) quantized_kernel(const Large
     copy_wait<kStages - 3>();
     fence_async_proxy();
     __syncthreads();
+    wgmma_wait<0>();  // this warpgroup's; the other's run meanwhile
+    uint32_t w[4][4];
     decode(w, it);
     wgmma_fence();
 #pragma unroll
@@ -142,15 +144,8 @@ __global__ void __launch_bounds__(kLargeThreads, 1) quantized_kernel(const Large
       wgmma(acc, w[ks], operand_descriptor(base + it % kStages * L::kStageBytes + ks * 32));
     }
     wgmma_commit();
-    wgmma_wait<1>();
     if (it + kStages - 2 < steps) issue(it + kStages - 2);
     copy_commit();
-  };
-  uint32_t even[4][4];
-  uint32_t odd[4][4];
-  for (int it = 0; it < steps; it += 2) {
-    step(even, it);
-    if (it + 1 < steps) step(odd, it + 1);
   }
   wgmma_wait<0>();
 

@@ -70,7 +70,7 @@ template <bool LARGE = true>
 __device__ inline void decode_mxfp8(uint32_t codes, const E8m0Factor& f, uint32_t& b0, uint32_t& b1) {
   b0 = multiply_bf16x2(e4m3_bits(__byte_perm(codes, 0, 0x1404)), f.first);
   b1 = multiply_bf16x2(e4m3_bits(__byte_perm(codes, 0, 0x3424)), f.first);
-  if (LARGE && f.second != 0x3f803f80u) {
+  if constexpr (LARGE) {
     b0 = multiply_bf16x2(b0, f.second);
     b1 = multiply_bf16x2(b1, f.second);
   }
