@@ -148,6 +148,7 @@ __global__ void __launch_bounds__(kLargeThreads, 1) quantized_kernel(const Large
     copy_commit();
   }
   wgmma_wait<0>();
+  hold_accumulators(acc);
 
   // acc[4 j + 2 half + e]: column warp * 16 + half * 8 + group of C, row 8 j + 2 quad + e.
   if constexpr (F == WeightFormat::kNVFP4) {

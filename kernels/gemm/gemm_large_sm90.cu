@@ -103,6 +103,7 @@ __global__ void __launch_bounds__(kLargeThreads, 1) large_kernel(const LargePara
     copy_commit();
   }
   wgmma_wait<0>();
+  hold_accumulators(acc);
 
   const int lane = tid % 32;
 #pragma unroll

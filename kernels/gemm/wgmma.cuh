@@ -13,6 +13,12 @@ template <int PENDING>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(PENDING) : "memory");
 }
+// After a wait: keeps the compiler from reading or moving accumulators before it.
+template <int N>
+__device__ inline void hold_accumulators(float (&d)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
 // Makes this thread's ordinary and cp.async stores visible to the tensor cores (then a barrier).
 __device__ inline void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
