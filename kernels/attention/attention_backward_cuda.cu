@@ -12,10 +12,7 @@
 //   dv    k   q           do
 #include <cassert>
 
-#include "kernels/attention/attention_cuda.hpp"
-#include "kernels/cuda/launch.cuh"
-#include "kernels/gemm/mma.cuh"
-#include "kernels/math/exp_log.hpp"
+#include "kernels/attention/attention_backward_tiles.cuh"
 
 namespace accord::kernels::cuda {
 namespace {
@@ -266,6 +263,8 @@ void attention_backward(const AttentionBackwardArgs& args, StreamHandle stream) 
   const int64_t work = args.num_rows * d.num_heads;
   delta_kernel<<<static_cast<unsigned>(gpu::ceil_div(work, kThreads / 32)), kThreads, 0, stream>>>(args);
   check_launch("attention_backward delta");
+  if (d.head_dim == 64 && d.v_head_dim == 64) return launch_backward_tiles<64, 64>(args, stream);
+  if (d.head_dim == 128 && d.v_head_dim == 128) return launch_backward_tiles<128, 128>(args, stream);
   launch<Part::kQuery>(args, d.head_dim, d.num_heads, stream);
   launch<Part::kKey>(args, d.head_dim, d.num_kv_heads, stream);
   launch<Part::kValue>(args, d.v_head_dim, d.num_kv_heads, stream);

@@ -1,13 +1,13 @@
 // out = softmax(scale q k^T, causal) v over a paged cache (attention_cuda.hpp has the order of every sum).
 // q [T, H*D], k [rows, G*D], v [rows, G*V], out [T, H*V]; H query heads, G key/value heads.
 //
-// A block of four warps owns R*16 query vectors (rows times heads of one key/value head). Per block of 64
-// keys:
+// Few rows: a block of four warps owns 16 query vectors (rows times heads of one key/value head). Per block
+// of 64 keys:
 //   scores   warp w: all queries x keys 16w .. 16w+15                       -> shared memory, fp32, masked
 //   softmax  four threads per query: maximum, p, sum; rescaling factor      -> p as bf16
 //   values   warp w: all queries x columns [w V/4, (w+1) V/4), in registers
-// Keys of the next block arrive during softmax and values, values of the next block during its scores. With
-// many rows (attention_rows_kernel) a warp keeps its queries to itself instead.
+// while further blocks arrive. With many rows (attention_rows_kernel) a warp keeps 16 queries to itself
+// instead.
 #include <cassert>
 
 #include "kernels/attention/attention_cuda.hpp"
@@ -28,16 +28,19 @@ constexpr int kWeightStride = kBlock * 2 + 16;  // bytes
 constexpr float kMinusInfinity = -__builtin_inff();
 constexpr float kKeep = -1.0F;  // merge factor of a query that sees nothing of the split
 
-template <int R, int D, int V>
+template <int D, int V>
 struct Layout {
   static constexpr bool kSharedValues = D == 576;
-  static constexpr int kQueries = 16 * R;
+  static constexpr int kQueries = 16;
+  static constexpr int kStages = D == 64    ? 4
+                                 : D == 128 ? 3
+                                            : 2;  // blocks of keys and values in shared memory
   static constexpr int kKeyStride = D * 2 + 16;
   static constexpr int kValueStride = kSharedValues ? kKeyStride : V * 2 + 16;
-  static constexpr int kQ = 0;
-  static constexpr int kK = kQ + kQueries * kKeyStride;
-  static constexpr int kV = kK + kBlock * kKeyStride;
-  static constexpr int kScores = kV + (kSharedValues ? 0 : kBlock * kValueStride);
+  static constexpr int kValueOffset = kSharedValues ? 0 : kBlock * kKeyStride;
+  static constexpr int kStage = kValueOffset + kBlock * kValueStride;
+  static constexpr int kK = kQueries * kKeyStride;
+  static constexpr int kScores = kK + kStages * kStage;
   static constexpr int kWeights = kScores + kQueries * kScoreStride * 4;
   static constexpr int kStats = kWeights + kQueries * kWeightStride;
   static constexpr int kBytes = kStats + kQueries * 7 * 4;
@@ -66,9 +69,9 @@ __device__ inline float weigh(float (&x)[16], float& max, float old, float& fact
   return sum + __shfl_xor_sync(gpu::kFullMask, sum, 2);
 }
 
-template <int R, int D, int V>
+template <int D, int V>
 __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForward p, int heads_per_tile) {
-  using L = Layout<R, D, V>;
+  using L = Layout<D, V>;
   constexpr int kColumns = V / kWarps / 8;  // 8-column tiles of a warp
   static_assert(kColumns % 2 == 0 && D % 16 == 0);
   extern __shared__ __align__(128) unsigned char shared[];
@@ -112,33 +115,28 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
     const int c = i % (D / 8) * 8;
     const bool valid = position_of(r) >= 0;
     const BF16* from = valid ? p.q + row_of(r) * p.q_stride + static_cast<int64_t>(head_of(r)) * D + c : p.q;
-    copy_async<16>(base + L::kQ + r * L::kKeyStride + c * 2, from, valid);
+    copy_async<16>(base + r * L::kKeyStride + c * 2, from, valid);
   }
-  const auto load_rows = [&](const BF16* data, int64_t stride, int width, uint32_t to, int to_stride,
-                             int key0) {
-    const int chunks = width / 8;
-    for (int i = tid; i < kBlock * chunks; i += kThreads) {
-      const int r = i / chunks;
-      const int c = i % chunks * 8;
-      const int key = key0 + r;
-      const bool valid = key < last_key;
-      const BF16* from = data;
-      if (valid) {
+  // Keys and values of the block at key0 into its stage; zeros past the context.
+  const auto load_block = [&](int key0) {
+    if (key0 < last_key) {
+      constexpr int kChunks = D / 8;
+      const uint32_t to = base + L::kK + key0 / kBlock % L::kStages * L::kStage;
+      for (int i = tid; i < kBlock * kChunks; i += kThreads) {
+        const int r = i / kChunks;
+        const int c = i % kChunks * 8;
+        const bool valid = key0 + r < last_key;
+        const int key = valid ? key0 + r : first_key;
         const int64_t row = p.pages[tile.page_begin + key / kPage] + key % kPage;
-        from = data + row * stride + static_cast<int64_t>(kv_head) * width + c;
+        copy_async<16>(to + r * L::kKeyStride + c * 2,
+                       p.k + row * p.k_stride + static_cast<int64_t>(kv_head) * D + c, valid);
+        if (!L::kSharedValues && c < V) {
+          copy_async<16>(to + L::kValueOffset + r * L::kValueStride + c * 2,
+                         p.v + row * p.v_stride + static_cast<int64_t>(kv_head) * V + c, valid);
+        }
       }
-      copy_async<16>(to + r * to_stride + c * 2, from, valid);
     }
-  };
-  const auto load_keys = [&](int key0) {
-    if (key0 < last_key) load_rows(p.k, p.k_stride, D, base + L::kK, L::kKeyStride, key0);
     copy_commit();
-  };
-  const auto load_values = [&](int key0) {
-    if constexpr (!L::kSharedValues) {
-      if (key0 < last_key) load_rows(p.v, p.v_stride, V, base + L::kV, L::kValueStride, key0);
-      copy_commit();
-    }
   };
 
   if (tid < L::kQueries) {
@@ -147,56 +145,52 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
     merged_max[tid] = kMinusInfinity;
     merged_sum[tid] = 0.0F;
   }
-  float acc[R][kColumns][4] = {};
-  float merged[R][kColumns][4] = {};
+  float acc[kColumns][4] = {};
+  float merged[kColumns][4] = {};
   const int low = lane % 8 + lane / 8 % 2 * 8;
   const int high = lane / 16 * 8;
-  const uint32_t q_lane = base + L::kQ + low * L::kKeyStride + high * 2;
+  const uint32_t q_lane = base + low * L::kKeyStride + high * 2;
   const uint32_t k_lane = base + L::kK + (warp * 16 + lane % 8 + high) * L::kKeyStride + lane / 8 % 2 * 16;
   const uint32_t w_lane = base + L::kWeights + low * kWeightStride + high * 2;
   const uint32_t v_lane =
-      base + (L::kSharedValues ? L::kK : L::kV) + low * L::kValueStride + (warp * (V / kWarps) + high) * 2;
+      base + L::kK + L::kValueOffset + low * L::kValueStride + (warp * (V / kWarps) + high) * 2;
 
-  load_keys(first_key);
-  load_values(first_key);
+#pragma unroll
+  for (int i = 0; i < L::kStages - 1; ++i) load_block(first_key + i * kBlock);
   for (int key0 = first_key; key0 < last_key; key0 += kBlock) {
-    copy_wait<L::kSharedValues ? 0 : 1>();
+    copy_wait<L::kStages - 2>();
     __syncthreads();
+    load_block(key0 + (L::kStages - 1) * kBlock);  // over the block before, which is no longer read
+    const uint32_t stage = key0 / kBlock % L::kStages * L::kStage;
     {
-      float s[R][2][4] = {};
-#pragma unroll 4
+      float s[2][4] = {};
+#pragma unroll
       for (int d = 0; d < D / 16; ++d) {
         uint32_t b[4];
-        load_matrices(b, k_lane + d * 32);
-#pragma unroll
-        for (int i = 0; i < R; ++i) {
-          uint32_t a[4];
-          load_matrices(a, q_lane + i * 16 * L::kKeyStride + d * 32);
-          mma_16816(s[i][0], a, b[0], b[1]);
-          mma_16816(s[i][1], a, b[2], b[3]);
-        }
+        uint32_t a[4];
+        load_matrices(b, k_lane + stage + d * 32);
+        load_matrices(a, q_lane + d * 32);
+        mma_16816(s[0], a, b[0], b[1]);
+        mma_16816(s[1], a, b[2], b[3]);
       }
 #pragma unroll
-      for (int i = 0; i < R; ++i) {
+      for (int half = 0; half < 2; ++half) {
+        const int query = half * 8 + group;
+        const int position = position_of(query);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int query = i * 16 + half * 8 + group;
-          const int position = position_of(query);
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            const int column = warp * 16 + j * 8 + quad * 2;
-            float2 pair;
-            pair.x = key0 + column <= position ? s[i][j][half * 2] * p.dims.scale : kMinusInfinity;
-            pair.y = key0 + column + 1 <= position ? s[i][j][half * 2 + 1] * p.dims.scale : kMinusInfinity;
-            *reinterpret_cast<float2*>(scores + query * kScoreStride + column) = pair;
-          }
+        for (int j = 0; j < 2; ++j) {
+          const int column = warp * 16 + j * 8 + quad * 2;
+          float2 pair;
+          pair.x = key0 + column <= position ? s[j][half * 2] * p.dims.scale : kMinusInfinity;
+          pair.y = key0 + column + 1 <= position ? s[j][half * 2 + 1] * p.dims.scale : kMinusInfinity;
+          *reinterpret_cast<float2*>(scores + query * kScoreStride + column) = pair;
         }
       }
     }
     __syncthreads();
-    if constexpr (!L::kSharedValues) load_keys(key0 + kBlock);
 
-    for (int query = tid / 4; query < L::kQueries; query += kThreads / 4) {
+    if (tid < L::kQueries * 4) {
+      const int query = tid / 4;
       float x[16];
       float max = kMinusInfinity;
 #pragma unroll
@@ -219,40 +213,29 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
 #pragma unroll
       for (int i = 0; i < 8; ++i) weights[4 * i + quad] = bf16_pair(x[2 * i], x[2 * i + 1]);
     }
-    if constexpr (!L::kSharedValues) copy_wait<1>();
     __syncthreads();
 
+    const float top = rescale[group];
+    const float bottom = rescale[group + 8];
 #pragma unroll
-    for (int i = 0; i < R; ++i) {
-      const float top = rescale[i * 16 + group];
-      const float bottom = rescale[i * 16 + 8 + group];
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
-        acc[i][j][0] = acc[i][j][0] * top;
-        acc[i][j][1] = acc[i][j][1] * top;
-        acc[i][j][2] = acc[i][j][2] * bottom;
-        acc[i][j][3] = acc[i][j][3] * bottom;
-      }
+    for (int j = 0; j < kColumns; ++j) {
+      acc[j][0] = acc[j][0] * top;
+      acc[j][1] = acc[j][1] * top;
+      acc[j][2] = acc[j][2] * bottom;
+      acc[j][3] = acc[j][3] * bottom;
     }
 #pragma unroll
     for (int kk = 0; kk < kBlock / 16; ++kk) {
-      uint32_t a[R][4];
-#pragma unroll
-      for (int i = 0; i < R; ++i) load_matrices(a[i], w_lane + i * 16 * kWeightStride + kk * 32);
+      uint32_t a[4];
+      load_matrices(a, w_lane + kk * 32);
 #pragma unroll
       for (int j = 0; j < kColumns; j += 2) {
         uint32_t b[4];
-        load_matrices_transposed(b, v_lane + kk * 16 * L::kValueStride + j * 16);
-#pragma unroll
-        for (int i = 0; i < R; ++i) {
-          mma_16816(acc[i][j], a[i], b[0], b[1]);
-          mma_16816(acc[i][j + 1], a[i], b[2], b[3]);
-        }
+        load_matrices_transposed(b, v_lane + stage + kk * 16 * L::kValueStride + j * 16);
+        mma_16816(acc[j], a, b[0], b[1]);
+        mma_16816(acc[j + 1], a, b[2], b[3]);
       }
     }
-    __syncthreads();
-    if constexpr (L::kSharedValues) load_keys(key0 + kBlock);
-    load_values(key0 + kBlock);
 
     const bool split_ends = (key0 + kBlock) % kSplit == 0 || key0 + kBlock >= last_key;
     if (!split_ends || partial) continue;
@@ -274,53 +257,47 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
     }
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < R; ++i) {
+    for (int half = 0; half < 2; ++half) {
+      const float a = merge_old[half * 8 + group];
+      const float b = merge_new[half * 8 + group];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float a = merge_old[i * 16 + half * 8 + group];
-        const float b = merge_new[i * 16 + half * 8 + group];
+      for (int j = 0; j < kColumns; ++j) {
 #pragma unroll
-        for (int j = 0; j < kColumns; ++j) {
-#pragma unroll
-          for (int e = half * 2; e < half * 2 + 2; ++e) {
-            if (a != kKeep) merged[i][j][e] = fused(acc[i][j][e], b, merged[i][j][e] * a);
-            acc[i][j][e] = 0.0F;
-          }
+        for (int e = half * 2; e < half * 2 + 2; ++e) {
+          if (a != kKeep) merged[j][e] = fused(acc[j][e], b, merged[j][e] * a);
+          acc[j][e] = 0.0F;
         }
       }
     }
   }
 
 #pragma unroll
-  for (int i = 0; i < R; ++i) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int query = i * 16 + half * 8 + group;
-      if (position_of(query) < first_key) continue;
-      const int head = head_of(query);
-      const int64_t row = row_of(query);
-      const int column0 = warp * (V / kWarps) + quad * 2;
-      if (partial) {
-        const int64_t at = (row * p.dims.num_heads + head) * p.max_splits + blockIdx.z;
-        auto* stats = static_cast<float2*>(p.partials);
-        auto* sums = reinterpret_cast<float*>(stats + p.num_rows * p.dims.num_heads * p.max_splits) + at * V;
-        if (warp == 0 && quad == 0) stats[at] = {split_max[query], split_sum[query]};
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) {
-          *reinterpret_cast<float2*>(sums + column0 + j * 8) = {acc[i][j][half * 2], acc[i][j][half * 2 + 1]};
-        }
-        continue;
-      }
-      const float inverse = 1.0F / merged_sum[query];
-      auto* out = reinterpret_cast<uint32_t*>(p.out + row * p.out_stride + static_cast<int64_t>(head) * V);
+  for (int half = 0; half < 2; ++half) {
+    const int query = half * 8 + group;
+    if (position_of(query) < first_key) continue;
+    const int head = head_of(query);
+    const int64_t row = row_of(query);
+    const int column0 = warp * (V / kWarps) + quad * 2;
+    if (partial) {
+      const int64_t at = (row * p.dims.num_heads + head) * p.max_splits + blockIdx.z;
+      auto* stats = static_cast<float2*>(p.partials);
+      auto* sums = reinterpret_cast<float*>(stats + p.num_rows * p.dims.num_heads * p.max_splits) + at * V;
+      if (warp == 0 && quad == 0) stats[at] = {split_max[query], split_sum[query]};
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        out[(column0 + j * 8) / 2] =
-            bf16_pair(merged[i][j][half * 2] * inverse + 0.0F, merged[i][j][half * 2 + 1] * inverse + 0.0F);
+        *reinterpret_cast<float2*>(sums + column0 + j * 8) = {acc[j][half * 2], acc[j][half * 2 + 1]};
       }
-      if (warp == 0 && quad == 0) {
-        p.lse[row * p.dims.num_heads + head] = merged_max[query] + log_scalar(merged_sum[query]);
-      }
+      continue;
+    }
+    const float inverse = 1.0F / merged_sum[query];
+    auto* out = reinterpret_cast<uint32_t*>(p.out + row * p.out_stride + static_cast<int64_t>(head) * V);
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      out[(column0 + j * 8) / 2] =
+          bf16_pair(merged[j][half * 2] * inverse + 0.0F, merged[j][half * 2 + 1] * inverse + 0.0F);
+    }
+    if (warp == 0 && quad == 0) {
+      p.lse[row * p.dims.num_heads + head] = merged_max[query] + log_scalar(merged_sum[query]);
     }
   }
 }
@@ -575,7 +552,7 @@ void launch(const AttentionForward& args, StreamHandle stream) {
       return;
     }
   }
-  start(attention_kernel<1, D, V>, Layout<1, D, V>::kBytes);
+  start(attention_kernel<D, V>, Layout<D, V>::kBytes);
   if (args.partials != nullptr) {
     const int64_t work = args.num_rows * args.dims.num_heads;
     merge_kernel<V><<<static_cast<unsigned>(gpu::ceil_div(work, kWarps)), kThreads, 0, stream>>>(args);

@@ -26,5 +26,8 @@ float tensor_core_step(const BF16* a, const BF16* b, float acc);
 // a: m row pointers; b: n row pointers; k a multiple of 16; c[i * ldc + j].
 void gemm_rows_exact(const BF16* const* a, int64_t m, const BF16* const* b, int64_t n, int64_t k, float* c,
                      int64_t ldc);
+// The same where the values are held in fp32, as gemm_rows takes them; each is a BF16 value.
+void gemm_rows_exact(const float* const* a, int64_t m, const float* const* b, int64_t n, int64_t k, float* c,
+                     int64_t ldc);
 
 }  // namespace accord::kernels

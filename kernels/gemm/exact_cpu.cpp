@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cassert>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -11,7 +12,7 @@
 namespace accord::kernels {
 namespace {
 
-constexpr int64_t kPanel = 16;         // rows of B that are widened together
+constexpr int64_t kPanel = 16;  // rows of B that are widened together
 constexpr uint32_t kExponentMask = 0x7f800000u;
 constexpr uint32_t kMinPower = 0x00800000u;  // 2^-126, the exponent of subnormals
 constexpr double kFloor = 0x1p-133;          // of the largest exponent
@@ -23,12 +24,14 @@ struct WideRow {
   std::vector<float> power;
   bool finite = true;
 
-  void assign(const BF16* x, int64_t k) {
+  template <class T>
+  void assign(const T* x, int64_t k) {
     value.resize(static_cast<size_t>(k));
     power.resize(static_cast<size_t>(k));
     finite = true;
     for (size_t i = 0; i < value.size(); ++i) {
-      const uint32_t bits = uint32_t{x[i].bits} << 16;
+      const auto bits = std::bit_cast<uint32_t>(to_float(x[i]));
+      assert((bits & 0xffffu) == 0);
       const uint32_t exponent = bits & kExponentMask;
       finite = finite && exponent != kExponentMask;
       value[i] = std::bit_cast<float>(bits);
@@ -84,7 +87,8 @@ double horizontal_sum(__m256d x) {  // of integers below 2^53: any order is exac
 float finite_step(const float* a, const float* a_power, const float* b, const float* b_power, float acc) {
   constexpr int kToZero = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
   const uint32_t acc_exponent = std::max(std::bit_cast<uint32_t>(acc) & kExponentMask, kMinPower);
-  __m256d power = _mm256_set1_pd(acc == 0.0F ? kFloor : static_cast<double>(std::bit_cast<float>(acc_exponent)));
+  __m256d power =
+      _mm256_set1_pd(acc == 0.0F ? kFloor : static_cast<double>(std::bit_cast<float>(acc_exponent)));
   __m256d product[4];
   for (int i = 0; i < 4; ++i) {
     product[i] = _mm256_mul_pd(widen4(a + 4 * i), widen4(b + 4 * i));
@@ -98,7 +102,8 @@ float finite_step(const float* a, const float* a_power, const float* b, const fl
   for (int i = 0; i < 4; ++i) {
     sum = _mm256_add_pd(sum, _mm256_round_pd(_mm256_mul_pd(product[i], scale), kToZero));
   }
-  const double total = horizontal_sum(sum) + std::trunc(static_cast<double>(acc) * std::bit_cast<double>(scale_bits));
+  const double total =
+      horizontal_sum(sum) + std::trunc(static_cast<double>(acc) * std::bit_cast<double>(scale_bits));
   return cut(total * (top * 0x1p-25)) + 0.0F;  // no negative zero
 }
 
@@ -120,6 +125,21 @@ float chain(const WideRow& a, const WideRow& b, int64_t k) {
   return acc;
 }
 
+template <class T>
+void products(const T* const* a, int64_t m, const T* const* b, int64_t n, int64_t k, float* c, int64_t ldc) {
+  WideRow row;
+  std::vector<WideRow> panel(static_cast<size_t>(std::min(n, kPanel)));
+  for (int64_t begin = 0; begin < n; begin += kPanel) {
+    const int64_t count = std::min(kPanel, n - begin);
+    for (int64_t j = 0; j < count; ++j) panel[static_cast<size_t>(j)].assign(b[begin + j], k);
+    for (int64_t i = 0; i < m; ++i) {
+      row.assign(a[i], k);
+      for (int64_t j = 0; j < count; ++j)
+        c[i * ldc + begin + j] = chain(row, panel[static_cast<size_t>(j)], k);
+    }
+  }
+}
+
 }  // namespace
 
 float tensor_core_step(const BF16* a, const BF16* b, float acc) {
@@ -135,16 +155,12 @@ float tensor_core_step(const BF16* a, const BF16* b, float acc) {
 
 void gemm_rows_exact(const BF16* const* a, int64_t m, const BF16* const* b, int64_t n, int64_t k, float* c,
                      int64_t ldc) {
-  WideRow row;
-  std::vector<WideRow> panel(static_cast<size_t>(std::min(n, kPanel)));
-  for (int64_t begin = 0; begin < n; begin += kPanel) {
-    const int64_t count = std::min(kPanel, n - begin);
-    for (int64_t j = 0; j < count; ++j) panel[static_cast<size_t>(j)].assign(b[begin + j], k);
-    for (int64_t i = 0; i < m; ++i) {
-      row.assign(a[i], k);
-      for (int64_t j = 0; j < count; ++j) c[i * ldc + begin + j] = chain(row, panel[static_cast<size_t>(j)], k);
-    }
-  }
+  products(a, m, b, n, k, c, ldc);
+}
+
+void gemm_rows_exact(const float* const* a, int64_t m, const float* const* b, int64_t n, int64_t k, float* c,
+                     int64_t ldc) {
+  products(a, m, b, n, k, c, ldc);
 }
 
 }  // namespace accord::kernels

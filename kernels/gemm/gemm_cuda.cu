@@ -81,7 +81,7 @@ bool gemm_forward_takes(const GemmForward& g) {
   const int32_t rows = g.groups == nullptr ? 16 : g.groups->tile_rows;
   return shapes && batched && g.format != WeightFormat::kF32 && !(g.c.bf16 && g.c.accumulate) &&
          (rows == 16 || rows == 64 || rows == 128) &&
-         (g.groups == nullptr ? g.m / 16 : g.groups->max_tiles) <= kMaxGridRows;
+         (g.groups == nullptr ? g.m / 128 : g.groups->max_tiles) <= kMaxGridRows;
 }
 
 void gemm_forward(const GemmForward& g, StreamHandle stream) {

@@ -443,6 +443,10 @@ int main(int argc, char** argv) {
     plain(b, "qkv", m, 5120, 2048);
     plain(b, "o", m, 2048, 4096);
   }
+  for (const int64_t m : {16, 64}) {
+    plain(b, "SmolLM2", m, 1536, 576);
+    plain(b, "SmolLM2", m, 576, 1536);
+  }
   plain(b, "square", 16, 8192, 8192);
   for (const int64_t tokens : {1, 8, 32, 128}) {
     experts(b, tokens, 1536, 2048);

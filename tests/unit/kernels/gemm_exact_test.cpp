@@ -1,10 +1,9 @@
-#include "kernels/gemm/exact.hpp"
-
 #include <bit>
 #include <cmath>
 #include <limits>
 
 #include "base/philox.hpp"
+#include "kernels/gemm/exact.hpp"
 #include "random_values.hpp"
 #include "support/catch.hpp"
 
@@ -96,7 +95,8 @@ TEST_CASE("A tensor-core step is the integer sum of its documentation") {
         s.b[i] = random_bf16(random, range[0], range[1]);
         if (random.next_u32() % 8 == 0) s.a[i] = bf(0.0F);
       }
-      const auto acc = std::bit_cast<float>((random.next_u32() & 0x807fffffu) | (random.next_u32() % 250 << 23));
+      const auto acc =
+          std::bit_cast<float>((random.next_u32() & 0x807fffffu) | (random.next_u32() % 250 << 23));
       different += same(s.run(acc), naive_step(s.a, s.b, acc)) ? 0 : 1;
     }
   }
@@ -170,12 +170,20 @@ TEST_CASE("Exact products are chains of steps for every shape") {
     for (int64_t j = 0; j < 19; ++j) b_rows.push_back(b.data() + j * k);
     std::vector<float> c(5 * 20, -1.0F);
     gemm_rows_exact(a_rows.data(), 5, b_rows.data(), 19, k, c.data(), 20);
+    const std::vector<float> wide_a = widened(a);
+    const std::vector<float> wide_b = widened(b);
+    std::vector<const float*> wide_a_rows;
+    std::vector<const float*> wide_b_rows;
+    for (int64_t i = 0; i < 5; ++i) wide_a_rows.push_back(wide_a.data() + i * k);
+    for (int64_t j = 0; j < 19; ++j) wide_b_rows.push_back(wide_b.data() + j * k);
+    std::vector<float> wide(c.size(), -1.0F);
+    gemm_rows_exact(wide_a_rows.data(), 5, wide_b_rows.data(), 19, k, wide.data(), 20);
     int64_t different = 0;
     for (size_t i = 0; i < 5; ++i) {
       for (size_t j = 0; j < 19; ++j) {
         float acc = 0.0F;
         for (int64_t p = 0; p < k; p += 16) acc = tensor_core_step(a_rows[i] + p, b_rows[j] + p, acc);
-        different += same(c[i * 20 + j], acc) ? 0 : 1;
+        different += same(c[i * 20 + j], acc) && same(wide[i * 20 + j], acc) ? 0 : 1;
       }
       CHECK(c[i * 20 + 19] == -1.0F);
     }
