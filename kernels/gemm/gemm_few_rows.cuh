@@ -234,8 +234,8 @@ __global__ void __launch_bounds__(32 * W, 1) few_rows_kernel(const ForwardParams
     for (int it = 0; it < steps; ++it) {
       if (!T::kPlain && it % (kScaleReach / BK) == 0) {
         if (it != 0) __syncthreads();  // the previous scales are no longer read
-        large = load_weight_scales<F, T::kRows, T::kThreads, T::kScalesPerStage>(
-            weight, p.n, p.k, col_begin, it * BK, kScaleReach, scales, scale_stride, tid);
+        large = load_weight_scales<F, T::kRows, T::kThreads>(weight, p.n, p.k, col_begin, it * BK,
+                                                             kScaleReach, scales, scale_stride, tid);
         if (F == WeightFormat::kMXFP8) large = __syncthreads_or(large);
       }
       copy_wait<STAGES - 2>();

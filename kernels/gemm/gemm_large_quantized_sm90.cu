@@ -129,8 +129,8 @@ __global__ void __launch_bounds__(kLargeThreads, 1) quantized_kernel(const Large
   for (int it = 0; it < steps; ++it) {
     if (it % (kReach / kBL) == 0) {
       if (it != 0) __syncthreads();  // the previous scales are no longer read
-      load_weight_scales<F, kBM, kLargeThreads, L::kPerStage>(weight, p.n, p.l, col_begin, it * kBL, kReach,
-                                                              scales, scale_stride, tid);
+      load_weight_scales<F, kBM, kLargeThreads>(weight, p.n, p.l, col_begin, it * kBL, kReach, scales,
+                                                scale_stride, tid);
     }
     copy_wait<kStages - 3>();
     fence_async_proxy();
@@ -220,9 +220,8 @@ void launch(const LargeParams& p, int32_t row_tiles, StreamHandle stream) {
 
 template <WeightFormat F>
 void launch_width(const LargeParams& p, int32_t row_tiles, StreamHandle stream) {
-  const int64_t wide = (p.m + 255) / 256;
-  if (p.tiles == nullptr && wide * ((p.n + kBM - 1) / kBM) >= num_multiprocessors()) {
-    launch<F, 256>(p, static_cast<int32_t>(wide), stream);
+  if (p.tiles == nullptr && tile_width(p.m, gpu::ceil_div(p.n, kBM)) == 256) {
+    launch<F, 256>(p, static_cast<int32_t>(gpu::ceil_div(p.m, 256)), stream);
   } else {
     launch<F, 128>(p, row_tiles, stream);
   }

@@ -131,11 +131,13 @@ void launch(const LargeParams& p, int32_t row_tiles, int32_t depth, StreamHandle
 
 template <bool A_ACROSS, bool B_ACROSS>
 void launch_width(const LargeParams& p, int32_t row_tiles, int32_t depth, StreamHandle stream) {
-  const int64_t wide = (p.n + 255) / 256 * int64_t{row_tiles} * depth;
-  if (wide >= num_multiprocessors()) {
-    launch<A_ACROSS, B_ACROSS, 256>(p, row_tiles, depth, stream);
-  } else {
-    launch<A_ACROSS, B_ACROSS, 128>(p, row_tiles, depth, stream);
+  switch (tile_width(p.n, int64_t{row_tiles} * depth)) {
+    case 64:
+      return launch<A_ACROSS, B_ACROSS, 64>(p, row_tiles, depth, stream);
+    case 128:
+      return launch<A_ACROSS, B_ACROSS, 128>(p, row_tiles, depth, stream);
+    default:
+      return launch<A_ACROSS, B_ACROSS, 256>(p, row_tiles, depth, stream);
   }
 }
 

@@ -13,6 +13,23 @@ constexpr int kBM = 128;
 constexpr int kBL = 64;
 constexpr int kStages = 4;
 
+// The width, of 64, 128 and 256, of the tiles that cover n columns `others` times soonest: rounds of all
+// multiprocessors, each as long as a tile is wide, and a fixed part that favors wide ones.
+inline int tile_width(int64_t n, int64_t others) {
+  constexpr int kFixed = 48;
+  int best = 0;
+  int64_t best_cost = 0;
+  for (const int width : {256, 128, 64}) {
+    const int64_t rounds = gpu::ceil_div(gpu::ceil_div(n, width) * others, num_multiprocessors());
+    const int64_t cost = rounds * (width + kFixed);
+    if (best == 0 || cost < best_cost) {
+      best = width;
+      best_cost = cost;
+    }
+  }
+  return best;
+}
+
 // Where a thread's copies of one operand come from and go to. Every thread copies the same chunk (8 elements)
 // of several rows (along l) or of several steps of l (across).
 template <bool ACROSS, int ROWS>

@@ -96,55 +96,71 @@ __device__ inline void decode_nvfp4(uint32_t codes, uint32_t scale, uint32_t& b0
 template <WeightFormat F>
 constexpr int kStoredScale = F == WeightFormat::kNVFP4 ? 2 : 1;
 
+// Sixteen scales from `from` on, zeros from `count` on. `alignment`: of `from`, 16, 4 or 1.
+__device__ inline uint4 sixteen_scales(const uint8_t* from, int count, int alignment) {
+  uint32_t word[4] = {};
+  if (alignment == 16 && count >= 16) return __ldg(reinterpret_cast<const uint4*>(from));
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (alignment >= 4 && i * 4 + 4 <= count) {
+      word[i] = __ldg(reinterpret_cast<const uint32_t*>(from) + i);
+    } else {
+      for (int j = i * 4; j < i * 4 + 4 && j < count; ++j) word[i] |= uint32_t{from[j]} << (j % 4 * 8);
+    }
+  }
+  return {word[0], word[1], word[2], word[3]};
+}
+
+// Four bf16 of nvfp4_scale.
+__device__ inline uint2 nvfp4_scales(uint32_t codes) {
+  return {__byte_perm(nvfp4_scale(codes & 0xffu), nvfp4_scale((codes >> 8) & 0xffu), 0x5410),
+          __byte_perm(nvfp4_scale((codes >> 16) & 0xffu), nvfp4_scale(codes >> 24), 0x5410)};
+}
+
 // Brings the scales of `reach` values of K from k0 on of ROWS rows from `first_row` on (rows past n repeat
-// the last) to shared memory, row r at scales + r * stride, zeros past K up to a multiple of PER_STAGE scales
-// (4 or more). True: this thread saw an E8M0 scale above 2^7.
-template <WeightFormat F, int ROWS, int THREADS, int PER_STAGE>
+// the last) to shared memory, row r at scales + r * stride (a multiple of 16, with room for a multiple of 16
+// scales), zeros past K. True: this thread saw an E8M0 scale above 2^7.
+template <WeightFormat F, int ROWS, int THREADS>
 __device__ inline bool load_weight_scales(const GemmWeight& weight, int n, int k, int first_row, int k0,
                                           int reach, unsigned char* scales, int stride, int tid) {
   bool large = false;
   if constexpr (F != WeightFormat::kBF16) {
     constexpr int kBlock = WeightTraits<F>::kBlock;
-    constexpr int kBatch = 8;
+    constexpr int kPerRow = THREADS / ROWS;  // threads of a row
+    constexpr int kBatch = 4;
     const int per_row = k / kBlock;
     const int first = k0 / kBlock;
     const int count = min(per_row - first, reach / kBlock);
-    const int padded = (count + PER_STAGE - 1) / PER_STAGE * PER_STAGE;
-    const int words_per_row = (padded + 3) / 4;
-    const int total = ROWS * words_per_row;
-    const bool words = per_row % 4 == 0 && (reinterpret_cast<uintptr_t>(weight.scales) & 3u) == 0;
-    for (int begin = tid; begin < total; begin += kBatch * THREADS) {
-      uint32_t word[kBatch];
+    const int units = (count + 15) / 16;
+    const int r = tid / kPerRow;
+    const uint8_t* from = weight.scales + static_cast<int64_t>(min(first_row + r, n - 1)) * per_row + first;
+    const auto bits = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from));
+    const int alignment = bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 1;
+    for (int begin = tid % kPerRow; begin < units; begin += kBatch * kPerRow) {
+      uint4 codes[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const int index = begin + i * THREADS;
-        word[i] = 0;
-        if (index < total) {
-          const int r = index / words_per_row;
-          const int at = index % words_per_row * 4;
-          const uint8_t* from =
-              weight.scales + static_cast<int64_t>(min(first_row + r, n - 1)) * per_row + first + at;
-          if (words && at < count) {
-            word[i] = *reinterpret_cast<const uint32_t*>(from);
-          } else {
-            for (int j = 0; j < 4 && at + j < count; ++j) word[i] |= uint32_t{from[j]} << (8 * j);
-          }
-        }
+        const int at = (begin + i * kPerRow) * 16;
+        codes[i] = at < count ? sixteen_scales(from + at, count - at, alignment) : uint4{};
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const int index = begin + i * THREADS;
-        if (index >= total) continue;
-        const int r = index / words_per_row;
-        const int at = index % words_per_row * 4;
+        const int unit = begin + i * kPerRow;
+        if (unit >= units) continue;
         if constexpr (F == WeightFormat::kNVFP4) {
-          uint2 out;
-          out.x = __byte_perm(nvfp4_scale(word[i] & 0xffu), nvfp4_scale((word[i] >> 8) & 0xffu), 0x5410);
-          out.y = __byte_perm(nvfp4_scale((word[i] >> 16) & 0xffu), nvfp4_scale(word[i] >> 24), 0x5410);
-          *reinterpret_cast<uint2*>(scales + r * stride + at * 2) = out;
+          const uint2 a = nvfp4_scales(codes[i].x);
+          const uint2 b = nvfp4_scales(codes[i].y);
+          const uint2 c = nvfp4_scales(codes[i].z);
+          const uint2 d = nvfp4_scales(codes[i].w);
+          auto* to = reinterpret_cast<uint4*>(scales + r * stride + unit * 32);
+          to[0] = {a.x, a.y, b.x, b.y};
+          to[1] = {c.x, c.y, d.x, d.y};
         } else {
-          *reinterpret_cast<uint32_t*>(scales + r * stride + at) = word[i];
-          for (int j = 0; j < 4; ++j) large = large || ((word[i] >> (8 * j)) & 0xffu) > 134u;
+          *reinterpret_cast<uint4*>(scales + r * stride + unit * 16) = codes[i];
+          // Bytes above 134 (0x86): byte-wise saturating comparison.
+          large = large || __vcmpgtu4(codes[i].x, 0x86868686u) != 0 ||
+                  __vcmpgtu4(codes[i].y, 0x86868686u) != 0 || __vcmpgtu4(codes[i].z, 0x86868686u) != 0 ||
+                  __vcmpgtu4(codes[i].w, 0x86868686u) != 0;
         }
       }
     }
