@@ -6,7 +6,8 @@ if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     set(CMAKE_CUDA_COMPILER ${ACCORD_NVCC})
   endif()
 endif()
-set(CMAKE_CUDA_ARCHITECTURES 90a-real 100a-real)
+set(ACCORD_CUDA_ARCHITECTURES 90a-real 100a-real CACHE STRING "Architectures of *_cuda.cu; one is for work on a kernel")
+set(CMAKE_CUDA_ARCHITECTURES ${ACCORD_CUDA_ARCHITECTURES})
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 enable_language(CUDA)
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION) # CMake 3.25 does not know how to ask nvcc for C++20
@@ -45,7 +46,7 @@ endfunction()
 
 # Called after the rooms kernels and device exist.
 function(accord_kernels_on_cuda)
-  accord_kernel_objects(cuda 90a-real 100a-real)
+  accord_kernel_objects(cuda ${ACCORD_CUDA_ARCHITECTURES})
   accord_kernel_objects(sm90 90a-real)
   accord_kernel_objects(sm100 100a-real)
   set_property(GLOBAL PROPERTY ACCORD_KERNEL_TARGETS ${ACCORD_KERNEL_TARGETS})

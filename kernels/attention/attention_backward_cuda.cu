@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(const AttentionBackward
   const BF16* dout = p.dout + row * p.dout_stride + column;
   float sum = 0.0F;
   for (int i = threadIdx.x % 32; i < p.dims.v_head_dim; i += 32) {
-    sum = fused(to_float(out[i]), to_float(dout[i]), sum);
+    sum = fmaf(to_float(out[i]), to_float(dout[i]), sum);
   }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) sum = sum + __shfl_xor_sync(gpu::kFullMask, sum, step);

@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
       __syncwarp();  // all four have read the old maximum
       if (quad == 0) {
         split_max[query] = max;
-        split_sum[query] = fused(split_sum[query], factor, sum);
+        split_sum[query] = fmaf(split_sum[query], factor, sum);
         rescale[query] = factor;
       }
       auto* weights = reinterpret_cast<uint32_t*>(shared + L::kWeights + query * kWeightStride);
@@ -247,7 +247,7 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
         const float max = fmaxf(merged_max[tid], split_max[tid]);
         a = exp_scalar(merged_max[tid] - max);
         b = exp_scalar(split_max[tid] - max);
-        merged_sum[tid] = fused(split_sum[tid], b, merged_sum[tid] * a);
+        merged_sum[tid] = fmaf(split_sum[tid], b, merged_sum[tid] * a);
         merged_max[tid] = max;
       }
       merge_old[tid] = a;
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
       for (int j = 0; j < kColumns; ++j) {
 #pragma unroll
         for (int e = half * 2; e < half * 2 + 2; ++e) {
-          if (a != kKeep) merged[j][e] = fused(acc[j][e], b, merged[j][e] * a);
+          if (a != kKeep) merged[j][e] = fmaf(acc[j][e], b, merged[j][e] * a);
           acc[j][e] = 0.0F;
         }
       }
@@ -423,7 +423,7 @@ __global__ void __launch_bounds__(kThreads)
       float factor;
       const float sum = weigh(x, max, split_max[half], factor);
       split_max[half] = max;
-      split_sum[half] = fused(split_sum[half], factor, sum);
+      split_sum[half] = fmaf(split_sum[half], factor, sum);
 #pragma unroll
       for (int j = 0; j < V / 8; ++j) {
         acc[j][half * 2] = acc[j][half * 2] * factor;
@@ -451,12 +451,12 @@ __global__ void __launch_bounds__(kThreads)
         const float max = fmaxf(merged_max[half], split_max[half]);
         const float a = exp_scalar(merged_max[half] - max);
         const float b = exp_scalar(split_max[half] - max);
-        merged_sum[half] = fused(split_sum[half], b, merged_sum[half] * a);
+        merged_sum[half] = fmaf(split_sum[half], b, merged_sum[half] * a);
         merged_max[half] = max;
 #pragma unroll
         for (int j = 0; j < V / 8; ++j) {
 #pragma unroll
-          for (int e = half * 2; e < half * 2 + 2; ++e) merged[j][e] = fused(acc[j][e], b, merged[j][e] * a);
+          for (int e = half * 2; e < half * 2 + 2; ++e) merged[j][e] = fmaf(acc[j][e], b, merged[j][e] * a);
         }
       }
       split_max[half] = kMinusInfinity;
@@ -508,13 +508,13 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const AttentionForward 
     const float next = fmaxf(max, part.x);
     const float a = exp_scalar(max - next);
     const float b = exp_scalar(part.x - next);
-    sum = fused(part.y, b, sum * a);
+    sum = fmaf(part.y, b, sum * a);
     max = next;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       const float2 x = *reinterpret_cast<const float2*>(sums + at * V + 64 * i + 2 * lane);
-      merged[2 * i] = fused(x.x, b, merged[2 * i] * a);
-      merged[2 * i + 1] = fused(x.y, b, merged[2 * i + 1] * a);
+      merged[2 * i] = fmaf(x.x, b, merged[2 * i] * a);
+      merged[2 * i + 1] = fmaf(x.y, b, merged[2 * i + 1] * a);
     }
   }
   const float inverse = 1.0F / sum;

@@ -56,6 +56,22 @@ __device__ inline uint4 pack(const float (&x)[kVector<T>]) {
   }
 }
 
+// A vector, or the elements one by one where rows are not aligned.
+template <class T, bool kAligned>
+__device__ inline uint4 load_vector(const T* p) {
+  if constexpr (kAligned) {
+    return load16(p);
+  } else {
+    uint4 v;
+    T* elements = reinterpret_cast<T*>(&v);
+#pragma unroll
+    for (int i = 0; i < kVector<T>; ++i) {
+      elements[i] = p[i];
+    }
+    return v;
+  }
+}
+
 // Whether every row of a view can be read in 16-byte vectors.
 inline bool is_vectorizable(const MatrixView& x) {
   const int64_t row_bytes = x.stride * size_of(x.dtype);

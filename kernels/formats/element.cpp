@@ -3,11 +3,10 @@
 #include <array>
 #include <bit>
 
+#include "kernels/formats/element_decode.hpp"
+
 namespace accord::formats {
 namespace {
-
-constexpr uint32_t kInfBits = 0x7f800000u;
-constexpr uint32_t kQuietNan = 0x7fc00000u;
 
 // Rounds the fp32 magnitude `bits` (not NaN) to the nearest value with kMantissa fraction bits, exponents
 // from kMinExponent up and gradual underflow below, ties to even. The result is the format's code without
@@ -49,25 +48,6 @@ constexpr uint8_t cast(float x, uint32_t nan_code, uint32_t max_code, uint32_t s
   return static_cast<uint8_t>((code < max_code ? code : max_code) | sign);
 }
 
-constexpr float decode_e4m3(uint32_t code) {
-  const uint32_t magnitude = code & 0x7fu;
-  const float sign = (code & 0x80u) ? -1.0F : 1.0F;
-  if (magnitude == 0x7fu) {
-    return std::bit_cast<float>(kQuietNan);
-  }
-  if (magnitude < 8) {
-    return sign * static_cast<float>(magnitude) * 0x1p-9F;
-  }
-  return std::bit_cast<float>(((code & 0x80u) << 24) | ((magnitude << 20) + (120u << 23)));
-}
-
-constexpr float decode_e8m0(uint32_t code) {
-  if (code == 0) {
-    return std::bit_cast<float>(0x00400000u);
-  }
-  return std::bit_cast<float>(code == 255 ? kQuietNan : code << 23);
-}
-
 template <float (*decode)(uint32_t)>
 constexpr std::array<float, 256> make_table() {
   std::array<float, 256> table{};
@@ -106,22 +86,7 @@ uint8_t to_e8m0_up(float x) {
 
 float from_e4m3(uint8_t code) { return kE4M3Table[code]; }
 
-float from_e5m2(uint8_t code) {
-  const uint32_t magnitude = code & 0x7fu;
-  const uint32_t sign = (code & 0x80u) << 24;
-  if (magnitude > 0x7cu) {
-    return std::bit_cast<float>(kQuietNan);
-  }
-  if (magnitude == 0x7cu) {
-    return std::bit_cast<float>(sign | kInfBits);
-  }
-  if (magnitude < 4) {
-    const float value = static_cast<float>(magnitude) * 0x1p-16F;
-    return sign ? -value : value;
-  }
-  return std::bit_cast<float>(sign | ((magnitude << 21) + (112u << 23)));
-}
-
+float from_e5m2(uint8_t code) { return decode_e5m2(code); }
 float from_e2m1(uint8_t code) { return kE2M1Table[code & 0xfu]; }
 float from_e8m0(uint8_t code) { return kE8M0Table[code]; }
 

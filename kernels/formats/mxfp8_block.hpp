@@ -1,18 +1,14 @@
 #pragma once
 // Internal to kernels/formats: one MXFP8 block, one element at a time.
-#include <bit>
 #include <cmath>
 #include <cstdint>
 
 #include "base/dtype.hpp"
 #include "kernels/formats/element.hpp"
+#include "kernels/formats/element_decode.hpp"
 #include "kernels/formats/health.hpp"
 
 namespace accord::formats {
-
-// fl(1/448) and fl(1/57344).
-constexpr float kInverseE4M3Max = std::bit_cast<float>(0x3b124925u);
-constexpr float kInverseE5M2Max = std::bit_cast<float>(0x37924925u);
 
 // x and q advance by their stride from one of the 32 elements to the next.
 template <class T>

@@ -13,40 +13,14 @@
 // allocates. A shape that check_nvfp4_shape refuses is the caller's bug and ends the process.
 #include <cstdint>
 
-#include "base/flow.hpp"
 #include "base/status.hpp"
 #include "device/tensor_view.hpp"
 #include "kernels/formats/health.hpp"
+#include "kernels/formats/nvfp4_scale.hpp"
+#include "kernels/formats/nvfp4_types.hpp"
 
 namespace accord::formats {
 
-constexpr int64_t kNvfp4Block = 16;
-
-enum class Nvfp4Scope : uint8_t { kTensor, kToken };
-enum class Nvfp4Layout : uint8_t { k1x16, k16x16 };
-using accord::FourOverSix;
-
-struct Nvfp4Options {
-  Nvfp4Scope scope = Nvfp4Scope::kTensor;
-  Nvfp4Layout layout = Nvfp4Layout::k1x16;
-  FourOverSix four_over_six = FourOverSix::kNone;
-  int range = 448;  // 256 only with four over six: S = 6*range/A, and the decoder needs it
-};
-
-struct Nvfp4Output {
-  uint8_t* q = nullptr;
-  uint8_t* scale = nullptr;
-  float* amax = nullptr;
-};
-
-// The outer scale and what is derived from it once per scope.
-struct OuterScale {
-  float amax;     // A
-  float s;        // S
-  float inverse;  // sd = fl(1/S): what the modelopt layout stores as weight_scale_2
-  float t;        // fl(S * fl(1/6))
-  float divisor;  // 6*range
-};
 OuterScale outer_scale(float amax, int range = 448);
 
 // Whether options agree with each other and with the shape; the message does not name the tensor. Exit code:

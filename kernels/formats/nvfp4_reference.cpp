@@ -40,14 +40,7 @@ float candidate_error(const float* values, int rows, uint8_t s, const OuterScale
 
 OuterScale outer_scale(float amax, int range) {
   const IeeeMode mode;
-  constexpr float kSixth = 1.0F / 6.0F;
-  const float divisor = static_cast<float>(6 * range);
-  float s = 1.0F;
-  if (amax != 0.0F) {
-    const float quotient = clamp_finite(divisor / amax);
-    s = quotient == 0.0F ? 1.0F : quotient;
-  }
-  return {amax, s, 1.0F / s, s * kSixth, divisor};
+  return make_outer_scale(amax, range);
 }
 
 float nvfp4_multiplier(uint8_t s, const OuterScale& outer) {

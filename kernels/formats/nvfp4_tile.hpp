@@ -1,17 +1,14 @@
 #pragma once
 // Internal to kernels/formats: one NVFP4 block of 16 columns and 1 or 16 rows, one element at a time.
-#include <cfloat>
 #include <cmath>
 #include <cstdint>
 
 #include "base/dtype.hpp"
 #include "kernels/formats/element.hpp"
 #include "kernels/formats/nvfp4.hpp"
+#include "kernels/formats/nvfp4_scale.hpp"
 
 namespace accord::formats {
-
-// min(x, FLT_MAX) of a non-negative, non-NaN value.
-inline float clamp_finite(float x) { return x < FLT_MAX ? x : FLT_MAX; }
 
 // The multiplier k of a block with scale code s.
 float nvfp4_multiplier(uint8_t s, const OuterScale& outer);

@@ -5,7 +5,6 @@
 namespace accord::kernels {
 
 float exp_f32(float x) { return exp_scalar(x); }
-
 float log_f32(float x) { return log_scalar(x); }
 
 void exp_rows(const float* x, float* out, int64_t count) {

@@ -4,16 +4,9 @@
 #include <span>
 
 #include "device/tensor_view.hpp"
+#include "kernels/moe/moe_order.hpp"
 
 namespace accord::kernels {
-
-// Everything has R entries, but for expert_offsets [E+1].
-struct ExpertOrder {
-  int32_t* expert_offsets = nullptr;  // first sorted row of each expert
-  int32_t* sorted_tokens = nullptr;   // token of each sorted row
-  int32_t* sorted_slots = nullptr;    // its slot 0..K-1 in the token's top-k
-  int32_t* slot_rows = nullptr;       // [T,K] the sorted row of each (token, slot)
-};
 
 // ids [T*K], each in [0, experts).
 void sort_by_expert(std::span<const int32_t> ids, int64_t experts, int64_t k, ExpertOrder order);

@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "base/model_config.hpp"
+#include "kernels/router/router_rule.hpp"
 
 namespace accord::kernels {
 
@@ -26,18 +27,6 @@ void router_top_k(const float* probs, int64_t experts, int64_t k, int32_t* ids);
 // weights [k] of the given experts: chosen live or replayed.
 void router_weights(const float* probs, const int32_t* ids, int64_t k, bool normalize, float* weights);
 
-inline constexpr float kRouterEpsilon = 1e-20F;
-
-// How a model routes.
-struct RouterRule {
-  RouterScoring scoring = RouterScoring::kSoftmax;
-  int64_t experts = 0;
-  int64_t k = 0;
-  int64_t groups = 1;
-  int64_t chosen_groups = 1;
-  bool normalize = true;
-  float factor = 1.0F;
-};
 RouterRule router_rule(const ModelConfig& config);
 
 // scores [experts], softmax or sigmoid; may be logits.

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/router_scoring.hpp"
 #include "base/status.hpp"
 
 namespace accord {
@@ -45,8 +46,6 @@ struct MlaConfig {
   int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
   bool operator==(const MlaConfig&) const = default;
 };
-
-enum class RouterScoring : uint8_t { kSoftmax, kSigmoid };
 
 struct ModelConfig {
   Architecture architecture = Architecture::kQwen3Moe;

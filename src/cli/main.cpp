@@ -32,6 +32,7 @@ int main(int argc, char** argv) {
   cli::add_generate(app, action);
   cli::add_eval(app, action);
   cli::add_replay(app, action);
+  cli::add_doctor(app, action);
 
   try {
     app.parse(argc, argv);

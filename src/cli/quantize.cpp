@@ -8,7 +8,9 @@
 #include "base/log.hpp"
 #include "checkpoint/safetensors.hpp"
 #include "cli/commands.hpp"
+#include "cli/quantize_cuda.hpp"
 #include "device/buffer.hpp"
+#include "device/device.hpp"
 #include "kernels/formats/mxfp8.hpp"
 #include "kernels/formats/nvfp4.hpp"
 #include "telemetry/progress.hpp"
@@ -41,6 +43,7 @@ struct Job {
   formats::Element element = formats::Element::kE4M3;
   formats::Nvfp4Options nvfp4;
   checkpoint::Metadata metadata;
+  Device device;
 };
 
 Status refuse(const std::string& value, const char* option, const char* format) {
@@ -94,12 +97,10 @@ StatusOr<Job> nvfp4_job(const Arguments& arguments) {
 }
 
 StatusOr<Job> make_job(const Arguments& arguments) {
-  if (arguments.device != "cpu") {
-    return unavailable_error(
-        "--device {}: this build has no CUDA kernels; use --device cpu, the bytes are the same",
-        arguments.device);
-  }
-  return arguments.format == "mxfp8" ? mxfp8_job(arguments) : nvfp4_job(arguments);
+  ACCORD_ASSIGN_OR_RETURN(const DeviceId id, parse_device(arguments.device));
+  ACCORD_ASSIGN_OR_RETURN(Job job, arguments.format == "mxfp8" ? mxfp8_job(arguments) : nvfp4_job(arguments));
+  ACCORD_ASSIGN_OR_RETURN(job.device, Device::open(id));
+  return job;
 }
 
 Status check_tensor(const Job& job, const TensorInfo& tensor) {
@@ -138,6 +139,24 @@ std::vector<TensorSpec> outputs_of(const Job& job, const TensorInfo& tensor) {
           {name + ".dequant", Dtype::kF32, {rows, cols}}};
 }
 
+Status quantize_matrix(const Job& job, MatrixView x, uint8_t* data, uint8_t* scale, float* amax,
+                       formats::QuantHealth& health) {
+  if constexpr (kBuiltWithCuda) {
+    if (job.device.is_cuda()) {
+      return job.mxfp8 ? quantize_mxfp8_on(job.device, x, job.axis, job.element, data, scale, health)
+                       : quantize_nvfp4_on(job.device, x, job.nvfp4, {data, scale, amax}, health);
+    }
+  }
+  if (!job.mxfp8) {
+    formats::quantize_nvfp4(x, job.nvfp4, {data, scale, amax}, nullptr, &health);
+  } else if (job.axis == formats::Axis::kRow) {
+    formats::quantize_mxfp8_rows(x, data, scale, job.element, &health);
+  } else {
+    formats::quantize_mxfp8_cols(x, data, scale, job.element, &health);
+  }
+  return absl::OkStatus();
+}
+
 Status quantize_tensor(const Job& job, const TensorInfo& tensor, SafetensorsWriter& writer,
                        formats::QuantHealth& health) {
   const std::vector<TensorSpec> specs = outputs_of(job, tensor);
@@ -158,16 +177,11 @@ Status quantize_tensor(const Job& job, const TensorInfo& tensor, SafetensorsWrit
   auto* data = buffers[0].as<uint8_t>();
   auto* scale = buffers[1].as<uint8_t>();
   auto* dequant = buffers.back().as<float>();
+  auto* amax = job.mxfp8 ? nullptr : buffers[2].as<float>();
+  ACCORD_RETURN_IF_ERROR(quantize_matrix(job, x, data, scale, amax, health));
   if (job.mxfp8) {
-    if (job.axis == formats::Axis::kRow) {
-      formats::quantize_mxfp8_rows(x, data, scale, job.element, &health);
-    } else {
-      formats::quantize_mxfp8_cols(x, data, scale, job.element, &health);
-    }
     formats::dequantize_mxfp8(data, scale, rows, cols, job.axis, job.element, dequant);
   } else {
-    auto* amax = buffers[2].as<float>();
-    formats::quantize_nvfp4(x, job.nvfp4, {data, scale, amax}, nullptr, &health);
     formats::dequantize_nvfp4(data, scale, amax, rows, cols, job.nvfp4.scope, job.nvfp4.range, dequant);
   }
   for (size_t i = 0; i < specs.size(); ++i) {
@@ -239,7 +253,7 @@ void add_quantize(CLI::App& app, Action& action) {
       ->check(CLI::IsMember({"mse", "mae"}));
   command->add_option("--range", a.range, "nvfp4 with --four-over-six: 448 (default) or 256")
       ->check(CLI::IsMember({448, 256}));
-  command->add_option("--device", a.device, "cpu; never changes a byte")->default_val("cpu");
+  command->add_option("--device", a.device, "cpu or cuda:N; never changes a byte")->default_val("cpu");
   command->callback([arguments, &action] { action = [arguments] { return quantize(*arguments); }; });
 }
 

@@ -1,0 +1,32 @@
+#pragma once
+// rope.hpp on CUDA: the same bits, in stream order. All pointers are the device's.
+#include <cstdint>
+
+#include "device/stream_handle.hpp"
+#include "device/tensor_view.hpp"
+
+namespace accord::kernels::cuda {
+
+// A RopeTable's cosines and sines, copied to the device: [positions, half] each. (They come from the host's libm;
+// nothing on the device computes one.)
+struct RopeTableView {
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  int64_t half = 0;
+};
+
+// x: [T, heads * 2 * half], y the same width and dtype; y may be x where y_rows is null.
+void apply_rope(MatrixView x, const int32_t* positions, const RopeTableView& table, MatrixView y, const int32_t* y_rows,
+                StreamHandle stream);
+
+// The rotary columns of wider heads (RopeHeads in rope.hpp); x and y do not overlap.
+struct RopeHeadsLayout {
+  int64_t heads = 0;
+  int64_t x_stride = 0;
+  int64_t y_stride = 0;
+  bool neighbours = false;  // pairs 2i and 2i+1 in x
+};
+void apply_rope_heads(MatrixView x, const RopeHeadsLayout& layout, const int32_t* positions, const RopeTableView& table,
+                      MatrixView y, const int32_t* y_rows, StreamHandle stream);
+
+}  // namespace accord::kernels::cuda
