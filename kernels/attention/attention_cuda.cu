@@ -46,6 +46,43 @@ struct Layout {
   static constexpr int kBytes = kStats + kQueries * 7 * 4;
 };
 
+// The cache rows of a block of 64 keys: its four pages, read before the copies that need them.
+struct BlockPages {
+  int32_t first_row[kBlock / kPage];
+  __device__ void read(const int32_t* pages, int key0, int context) {
+    const int last = (context - 1) / kPage;
+#pragma unroll
+    for (int i = 0; i < kBlock / kPage; ++i) first_row[i] = pages[min(key0 / kPage + i, last)];
+  }
+  __device__ int64_t row(int r) const {
+    const int32_t low = r & kPage ? first_row[1] : first_row[0];
+    const int32_t high = r & kPage ? first_row[3] : first_row[2];
+    return (r & (2 * kPage) ? high : low) + r % kPage;
+  }
+};
+
+// Keys (D columns) and, unless V is 0, values of a block; zeros from `valid_rows` on.
+template <int D, int V>
+__device__ inline void copy_block(const AttentionForward& p, const BlockPages& pages, int kv_head,
+                                  int valid_rows, uint32_t keys, int key_stride, uint32_t values,
+                                  int value_stride, int tid) {
+  constexpr int kChunks = D / 8;
+#pragma unroll 4
+  for (int i = 0; i < kBlock * kChunks / kThreads; ++i) {
+    const int index = i * kThreads + tid;
+    const int r = index / kChunks;
+    const int c = index % kChunks * 8;
+    const bool valid = r < valid_rows;
+    const int64_t row = pages.row(valid ? r : 0);
+    copy_async<16>(keys + r * key_stride + c * 2,
+                   p.k + row * p.k_stride + static_cast<int64_t>(kv_head) * D + c, valid);
+    if (V > 0 && c < V) {
+      copy_async<16>(values + r * value_stride + c * 2,
+                     p.v + row * p.v_stride + static_cast<int64_t>(kv_head) * V + c, valid);
+    }
+  }
+}
+
 // One block of one query, whose scores lie with the four lanes of a quad: x becomes p. `max`: of this lane's
 // scores, becomes the running maximum; `factor` rescales what was summed under the maximum `old`. Returns the
 // block's sum of p.
@@ -117,24 +154,16 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
     const BF16* from = valid ? p.q + row_of(r) * p.q_stride + static_cast<int64_t>(head_of(r)) * D + c : p.q;
     copy_async<16>(base + r * L::kKeyStride + c * 2, from, valid);
   }
-  // Keys and values of the block at key0 into its stage; zeros past the context.
+  // The block at key0 into its stage, and the pages of the one after.
+  const int32_t* const table = p.pages + tile.page_begin;
+  BlockPages pages;
+  pages.read(table, first_key, context);
   const auto load_block = [&](int key0) {
     if (key0 < last_key) {
-      constexpr int kChunks = D / 8;
       const uint32_t to = base + L::kK + key0 / kBlock % L::kStages * L::kStage;
-      for (int i = tid; i < kBlock * kChunks; i += kThreads) {
-        const int r = i / kChunks;
-        const int c = i % kChunks * 8;
-        const bool valid = key0 + r < last_key;
-        const int key = valid ? key0 + r : first_key;
-        const int64_t row = p.pages[tile.page_begin + key / kPage] + key % kPage;
-        copy_async<16>(to + r * L::kKeyStride + c * 2,
-                       p.k + row * p.k_stride + static_cast<int64_t>(kv_head) * D + c, valid);
-        if (!L::kSharedValues && c < V) {
-          copy_async<16>(to + L::kValueOffset + r * L::kValueStride + c * 2,
-                         p.v + row * p.v_stride + static_cast<int64_t>(kv_head) * V + c, valid);
-        }
-      }
+      copy_block<D, L::kSharedValues ? 0 : V>(p, pages, kv_head, last_key - key0, to, L::kKeyStride,
+                                              to + L::kValueOffset, L::kValueStride, tid);
+      pages.read(table, key0 + kBlock, context);
     }
     copy_commit();
   };
@@ -341,21 +370,14 @@ __global__ void __launch_bounds__(kThreads)
   const auto head_of = [&](int i) { return kv_head * heads_per_kv + head0 + i % heads_per_tile; };
   const auto row_of = [&](int i) { return static_cast<int64_t>(tile.row_begin + i / heads_per_tile); };
 
+  const int32_t* const table = p.pages + tile.page_begin;
+  BlockPages pages;
+  pages.read(table, 0, context);
   const auto load_block = [&](int stage, int key0) {
-    constexpr int kChunks = D / 8;
-    for (int i = tid; i < kBlock * kChunks; i += kThreads) {
-      const int r = i / kChunks;
-      const int c = i % kChunks * 8;
-      const bool valid = key0 + r < context;
-      const int key = valid ? key0 + r : 0;
-      const int64_t row = p.pages[tile.page_begin + key / kPage] + key % kPage;
-      copy_async<16>(base + stage * L::kStage + L::kK + r * L::kKeyStride + c * 2,
-                     p.k + row * p.k_stride + static_cast<int64_t>(kv_head) * D + c, valid);
-      if (c < V) {
-        copy_async<16>(base + stage * L::kStage + L::kV + r * L::kValueStride + c * 2,
-                       p.v + row * p.v_stride + static_cast<int64_t>(kv_head) * V + c, valid);
-      }
-    }
+    const uint32_t to = base + stage * L::kStage;
+    copy_block<D, V>(p, pages, kv_head, context - key0, to + L::kK, L::kKeyStride, to + L::kV,
+                     L::kValueStride, tid);
+    pages.read(table, key0 + kBlock, context);
   };
   static_assert(V <= D);
 

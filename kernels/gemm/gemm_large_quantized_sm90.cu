@@ -220,8 +220,9 @@ void launch(const LargeParams& p, int32_t row_tiles, StreamHandle stream) {
 
 template <WeightFormat F>
 void launch_width(const LargeParams& p, int32_t row_tiles, StreamHandle stream) {
-  if (p.tiles == nullptr && tile_width(p.m, gpu::ceil_div(p.n, kBM)) == 256) {
-    launch<F, 256>(p, static_cast<int32_t>(gpu::ceil_div(p.m, 256)), stream);
+  const int64_t wide = gpu::ceil_div(p.m, 256);
+  if (p.tiles == nullptr && wide * gpu::ceil_div(p.n, kBM) >= num_multiprocessors()) {
+    launch<F, 256>(p, static_cast<int32_t>(wide), stream);
   } else {
     launch<F, 128>(p, row_tiles, stream);
   }
