@@ -61,12 +61,11 @@ struct BlockPages {
   }
 };
 
-// Keys (D columns) and, unless V is 0, values of a block; zeros from `valid_rows` on.
-template <int D, int V>
-__device__ inline void copy_block(const AttentionForward& p, const BlockPages& pages, int kv_head,
-                                  int valid_rows, uint32_t keys, int key_stride, uint32_t values,
-                                  int value_stride, int tid) {
-  constexpr int kChunks = D / 8;
+// WIDTH columns (of `kv_head`) of a block's rows; zeros from `valid_rows` on.
+template <int WIDTH>
+__device__ inline void copy_block(const BF16* data, int64_t stride, const BlockPages& pages, int kv_head,
+                                  int valid_rows, uint32_t to, int to_stride, int tid) {
+  constexpr int kChunks = WIDTH / 8;
 #pragma unroll 4
   for (int i = 0; i < kBlock * kChunks / kThreads; ++i) {
     const int index = i * kThreads + tid;
@@ -74,34 +73,34 @@ __device__ inline void copy_block(const AttentionForward& p, const BlockPages& p
     const int c = index % kChunks * 8;
     const bool valid = r < valid_rows;
     const int64_t row = pages.row(valid ? r : 0);
-    copy_async<16>(keys + r * key_stride + c * 2,
-                   p.k + row * p.k_stride + static_cast<int64_t>(kv_head) * D + c, valid);
-    if (V > 0 && c < V) {
-      copy_async<16>(values + r * value_stride + c * 2,
-                     p.v + row * p.v_stride + static_cast<int64_t>(kv_head) * V + c, valid);
-    }
+    copy_async<16>(to + r * to_stride + c * 2,
+                   data + row * stride + static_cast<int64_t>(kv_head) * WIDTH + c, valid);
   }
 }
 
-// One block of one query, whose scores lie with the four lanes of a quad: x becomes p. `max`: of this lane's
-// scores, becomes the running maximum; `factor` rescales what was summed under the maximum `old`. Returns the
-// block's sum of p.
-__device__ inline float weigh(float (&x)[16], float& max, float old, float& factor) {
+// One block of one query: x, scores that lie with a quad's lanes (N = 16: all of a lane's; N = 8: those of
+// the first or last 32 columns, with the other half four lanes on), becomes p. `max`: of this lane's scores,
+// becomes the running maximum; `factor` rescales what was summed under the maximum `old`. Returns the block's
+// sum of p.
+template <int N>
+__device__ inline float weigh(float (&x)[N], float& max, float old, float& factor) {
+  if constexpr (N == 8) max = fmaxf(max, __shfl_xor_sync(gpu::kFullMask, max, 4));
   max = fmaxf(max, __shfl_xor_sync(gpu::kFullMask, max, 1));
   max = fmaxf(max, __shfl_xor_sync(gpu::kFullMask, max, 2));
   max = fmaxf(old, max);
   factor = 1.0F;
   if (max == kMinusInfinity) {  // nothing seen so far, or NaN alone
 #pragma unroll
-    for (int i = 0; i < 16; ++i) x[i] = x[i] != x[i] ? x[i] : 0.0F;
+    for (int i = 0; i < N; ++i) x[i] = x[i] != x[i] ? x[i] : 0.0F;
   } else {
     factor = exp_scalar(old - max);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) x[i] = exp_scalar(x[i] - max);
+    for (int i = 0; i < N; ++i) x[i] = exp_scalar(x[i] - max);
   }
-  float sum = 0.0F;
+  float half[2] = {};
 #pragma unroll
-  for (int i = 0; i < 16; ++i) sum = sum + x[i];
+  for (int i = 0; i < N; ++i) half[i / 8] = half[i / 8] + x[i];
+  float sum = N == 8 ? half[0] + __shfl_xor_sync(gpu::kFullMask, half[0], 4) : half[0] + half[1];
   sum = sum + __shfl_xor_sync(gpu::kFullMask, sum, 1);
   return sum + __shfl_xor_sync(gpu::kFullMask, sum, 2);
 }
@@ -154,18 +153,25 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
     const BF16* from = valid ? p.q + row_of(r) * p.q_stride + static_cast<int64_t>(head_of(r)) * D + c : p.q;
     copy_async<16>(base + r * L::kKeyStride + c * 2, from, valid);
   }
-  // The block at key0 into its stage, and the pages of the one after.
   const int32_t* const table = p.pages + tile.page_begin;
   BlockPages pages;
   pages.read(table, first_key, context);
-  const auto load_block = [&](int key0) {
+  const auto load_keys = [&](int key0) {
     if (key0 < last_key) {
-      const uint32_t to = base + L::kK + key0 / kBlock % L::kStages * L::kStage;
-      copy_block<D, L::kSharedValues ? 0 : V>(p, pages, kv_head, last_key - key0, to, L::kKeyStride,
-                                              to + L::kValueOffset, L::kValueStride, tid);
-      pages.read(table, key0 + kBlock, context);
+      copy_block<D>(p.k, p.k_stride, pages, kv_head, last_key - key0,
+                    base + L::kK + key0 / kBlock % L::kStages * L::kStage, L::kKeyStride, tid);
     }
     copy_commit();
+  };
+  const auto load_values = [&](int key0) {
+    if constexpr (!L::kSharedValues) {
+      if (key0 < last_key) {
+        copy_block<V>(p.v, p.v_stride, pages, kv_head, last_key - key0, base + L::kK + L::kValueOffset,
+                      L::kValueStride, tid);
+      }
+      copy_commit();
+    }
+    pages.read(table, key0 + kBlock, context);
   };
 
   if (tid < L::kQueries) {
@@ -184,12 +190,16 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
   const uint32_t v_lane =
       base + L::kK + L::kValueOffset + low * L::kValueStride + (warp * (V / kWarps) + high) * 2;
 
-#pragma unroll
-  for (int i = 0; i < L::kStages - 1; ++i) load_block(first_key + i * kBlock);
+  const int position[2] = {position_of(group), position_of(group + 8)};
+  load_keys(first_key);
+  load_values(first_key);
   for (int key0 = first_key; key0 < last_key; key0 += kBlock) {
-    copy_wait<L::kStages - 2>();
+    copy_wait<L::kSharedValues ? 0 : 1>();
     __syncthreads();
-    load_block(key0 + (L::kStages - 1) * kBlock);  // over the block before, which is no longer read
+    if constexpr (L::kSharedValues) {  // over the block before, which is no longer read
+      load_keys(key0 + kBlock);
+      load_values(key0 + kBlock);
+    }
     const uint32_t stage = key0 / kBlock % L::kStages * L::kStage;
     {
       float s[2][4] = {};
@@ -205,43 +215,45 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int query = half * 8 + group;
-        const int position = position_of(query);
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           const int column = warp * 16 + j * 8 + quad * 2;
           float2 pair;
-          pair.x = key0 + column <= position ? s[j][half * 2] * p.dims.scale : kMinusInfinity;
-          pair.y = key0 + column + 1 <= position ? s[j][half * 2 + 1] * p.dims.scale : kMinusInfinity;
+          pair.x = key0 + column <= position[half] ? s[j][half * 2] * p.dims.scale : kMinusInfinity;
+          pair.y = key0 + column + 1 <= position[half] ? s[j][half * 2 + 1] * p.dims.scale : kMinusInfinity;
           *reinterpret_cast<float2*>(scores + query * kScoreStride + column) = pair;
         }
       }
     }
     __syncthreads();
+    if constexpr (!L::kSharedValues) load_keys(key0 + kBlock);
 
-    if (tid < L::kQueries * 4) {
-      const int query = tid / 4;
-      float x[16];
+    {  // eight threads per query
+      const int query = tid / 8;
+      const int first = tid / 4 % 2 * 4;  // of the groups of eight columns
+      float x[8];
       float max = kMinusInfinity;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+      for (int i = 0; i < 4; ++i) {
         const float2 pair =
-            *reinterpret_cast<const float2*>(scores + query * kScoreStride + 8 * i + 2 * quad);
+            *reinterpret_cast<const float2*>(scores + query * kScoreStride + 8 * (first + i) + 2 * quad);
         x[2 * i] = pair.x;
         x[2 * i + 1] = pair.y;
         max = fmaxf(max, fmaxf(pair.x, pair.y));  // ignores NaN, which comes back through the sum
       }
       float factor;
       const float sum = weigh(x, max, split_max[query], factor);
-      __syncwarp();  // all four have read the old maximum
-      if (quad == 0) {
+      __syncwarp();  // all eight have read the old maximum
+      if (tid % 8 == 0) {
         split_max[query] = max;
         split_sum[query] = fmaf(split_sum[query], factor, sum);
         rescale[query] = factor;
       }
       auto* weights = reinterpret_cast<uint32_t*>(shared + L::kWeights + query * kWeightStride);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) weights[4 * i + quad] = bf16_pair(x[2 * i], x[2 * i + 1]);
+      for (int i = 0; i < 4; ++i) weights[4 * (first + i) + quad] = bf16_pair(x[2 * i], x[2 * i + 1]);
     }
+    if constexpr (!L::kSharedValues) copy_wait<1>();
     __syncthreads();
 
     const float top = rescale[group];
@@ -266,6 +278,10 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
       }
     }
 
+    if constexpr (!L::kSharedValues) {
+      __syncthreads();  // the values are no longer read
+      load_values(key0 + kBlock);
+    }
     const bool split_ends = (key0 + kBlock) % kSplit == 0 || key0 + kBlock >= last_key;
     if (!split_ends || partial) continue;
     const int split = key0 / kSplit * kSplit;
@@ -375,8 +391,8 @@ __global__ void __launch_bounds__(kThreads)
   pages.read(table, 0, context);
   const auto load_block = [&](int stage, int key0) {
     const uint32_t to = base + stage * L::kStage;
-    copy_block<D, V>(p, pages, kv_head, context - key0, to + L::kK, L::kKeyStride, to + L::kV,
-                     L::kValueStride, tid);
+    copy_block<D>(p.k, p.k_stride, pages, kv_head, context - key0, to + L::kK, L::kKeyStride, tid);
+    copy_block<V>(p.v, p.v_stride, pages, kv_head, context - key0, to + L::kV, L::kValueStride, tid);
     pages.read(table, key0 + kBlock, context);
   };
   static_assert(V <= D);

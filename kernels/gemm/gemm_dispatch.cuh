@@ -29,7 +29,7 @@ void forward_of_format(const ForwardParams& p, int32_t tile_rows, int32_t row_ti
   }
   if (tile_rows <= 64) {
     constexpr int kBK = F == WeightFormat::kBF16 ? 64 : 128;
-    if (tiles * ((p.n + 63) / 64) >= blocks)
+    if (tiles * ((p.n + 63) / 64) >= blocks / 8)
       return launch_few_rows<F, 8, 4, kBK, 4>(p, row_tiles, batch, stream);
     return launch_few_rows<F, 8, 1, kBK, 4>(p, row_tiles, batch, stream);
   }
