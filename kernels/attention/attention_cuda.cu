@@ -387,13 +387,12 @@ __global__ void __launch_bounds__(kThreads)
   const auto row_of = [&](int i) { return static_cast<int64_t>(tile.row_begin + i / heads_per_tile); };
 
   const int32_t* const table = p.pages + tile.page_begin;
-  BlockPages pages;
-  pages.read(table, 0, context);
   const auto load_block = [&](int stage, int key0) {
+    BlockPages pages;
+    pages.read(table, key0, context);
     const uint32_t to = base + stage * L::kStage;
     copy_block<D>(p.k, p.k_stride, pages, kv_head, context - key0, to + L::kK, L::kKeyStride, tid);
     copy_block<V>(p.v, p.v_stride, pages, kv_head, context - key0, to + L::kV, L::kValueStride, tid);
-    pages.read(table, key0 + kBlock, context);
   };
   static_assert(V <= D);
 
