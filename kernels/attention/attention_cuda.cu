@@ -32,9 +32,9 @@ template <int D, int V>
 struct Layout {
   static constexpr bool kSharedValues = D == 576;
   static constexpr int kQueries = 16;
-  static constexpr int kStages = D == 64    ? 4
-                                 : D == 128 ? 3
-                                            : 2;  // blocks of keys and values in shared memory
+  // Blocks in shared memory: one, of which keys are replaced after the scores and values after their use; or
+  // two.
+  static constexpr int kStages = kSharedValues ? 2 : 1;
   static constexpr int kKeyStride = D * 2 + 16;
   static constexpr int kValueStride = kSharedValues ? kKeyStride : V * 2 + 16;
   static constexpr int kValueOffset = kSharedValues ? 0 : kBlock * kKeyStride;
