@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <thread>
 
@@ -10,6 +11,7 @@
 #include "kernels/formats/mxfp8.hpp"
 #include "kernels/formats/nvfp4.hpp"
 #include "kernels/gemm/exact.hpp"
+#include "support/catch.hpp"
 
 namespace gpu_test {
 
@@ -186,6 +188,20 @@ void nvfp4_epilogue(std::vector<float>& c, int64_t m, int64_t n, const std::vect
       x = (x * kInverse) * outer;
     }
   }
+}
+
+const char* name_of(WeightFormat format) {
+  return format == WeightFormat::kBF16 ? "BF16" : format == WeightFormat::kMXFP8 ? "MXFP8" : "NVFP4";
+}
+
+DeviceWeight upload(const Gpu& gpu, const TestWeight& w) {
+  return {gpu.upload(w.data), gpu.upload(w.scales), gpu.upload(std::vector<float>{w.outer})};
+}
+
+void report(const char* what, const std::string& detail, int64_t wrong, size_t outputs) {
+  std::printf("%-28s %-44s %10zu outputs, %lld differ\n", what, detail.c_str(), outputs,
+              static_cast<long long>(wrong));
+  CHECK(wrong == 0);
 }
 
 }  // namespace gpu_test

@@ -1,10 +1,13 @@
 #pragma once
 // Operands in every weight format and what products of them must be, from the CPU's exact mode.
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/dtype.hpp"
 #include "base/weight_format.hpp"
+#include "gpu.hpp"
+#include "kernels/gemm/gemm_cuda.hpp"
 
 namespace gpu_test {
 
@@ -44,5 +47,20 @@ void nvfp4_epilogue(std::vector<float>& c, int64_t m, int64_t n, const std::vect
 
 std::vector<accord::BF16> to_bf16(const std::vector<float>& x);
 std::vector<accord::BF16> transposed(const std::vector<accord::BF16>& x, int64_t rows, int64_t cols);
+
+constexpr accord::WeightFormat kFormats[] = {accord::WeightFormat::kBF16, accord::WeightFormat::kMXFP8,
+                                             accord::WeightFormat::kNVFP4};
+const char* name_of(accord::WeightFormat format);
+
+struct DeviceWeight {
+  accord::Memory data, scales, outer;
+  accord::kernels::cuda::GemmWeight weight() const {
+    return {data.data(), scales.as<uint8_t>(), outer.as<float>()};
+  }
+};
+DeviceWeight upload(const Gpu& gpu, const TestWeight& w);
+
+// Prints one line and checks that nothing differs.
+void report(const char* what, const std::string& detail, int64_t wrong, size_t outputs);
 
 }  // namespace gpu_test
