@@ -1,6 +1,6 @@
 #pragma once
-// The contract's order of sums (math/simd.hpp) on the device: lane j of sixteen adds the elements j, j+16, ... in
-// ascending order; then (j, j+8), then neighbours, neighbours again, and the two halves.
+// The contract's order of sums (math/simd.hpp) on the device: lane j of sixteen adds the elements j, j+16,
+// ... in ascending order; then (j, j+8), then neighbours, neighbours again, and the two halves.
 #include <cstdint>
 
 #include "base/dtype.hpp"

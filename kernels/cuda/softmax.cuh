@@ -1,7 +1,7 @@
 #pragma once
-// Softmax statistics of a row by one block, with the bits of kernels/logprob: max, and the sum of exponentials in
-// sixteen-lane order. The block computes a tile's exponentials in parallel; sixteen threads of its last warp add
-// them up in order, while the others already work on the next tile.
+// Softmax statistics of a row by one block, with the bits of kernels/logprob: max, and the sum of
+// exponentials in sixteen-lane order. The block computes a tile's exponentials in parallel; sixteen threads
+// of its last warp add them up in order, while the others already work on the next tile.
 #include "kernels/cuda/lanes.cuh"
 #include "kernels/math/exp_log.hpp"
 
@@ -89,11 +89,12 @@ __device__ inline float max_of_row(const float* logits, int64_t vocab, float tem
   return m;
 }
 
-// Called by all threads of a block of kSoftmaxThreads; the result is every thread's. `each(p)` sees every weight
-// exp(z - max) of its thread once; all threads call `after_tile(tile)` after those of a tile.
+// Called by all threads of a block of kSoftmaxThreads; the result is every thread's. `each(p)` sees every
+// weight exp(z - max) of its thread once; all threads call `after_tile(tile)` after those of a tile.
 template <bool kEntropy, class Each, class AfterTile>
 __device__ inline SoftmaxSums softmax_sums(const float* logits, int64_t vocab, float temperature,
-                                           SoftmaxStorage<kEntropy>& shared, Each each, AfterTile after_tile) {
+                                           SoftmaxStorage<kEntropy>& shared, Each each,
+                                           AfterTile after_tile) {
   const float max = max_of_row(logits, vocab, temperature, shared.warps);
   constexpr int kAdder = kSoftmaxThreads / kWarp - 1;
   constexpr int kPerThread = kSoftmaxTile / kSoftmaxThreads;

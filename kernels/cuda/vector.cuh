@@ -17,7 +17,9 @@ __device__ inline uint4 load16(const void* p) { return *static_cast<const uint4*
 __device__ inline void store16(void* p, uint4 v) { *static_cast<uint4*>(p) = v; }
 
 // Word i of a vector; i is a constant of an unrolled loop.
-__device__ inline uint32_t word(const uint4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+__device__ inline uint32_t word(const uint4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
 
 __device__ inline void unpack(const uint4& v, float (&out)[4], float) {
 #pragma unroll
@@ -38,8 +40,9 @@ __device__ inline void unpack(const uint4& v, float (&out)[kVector<T>]) {
   unpack(v, out, T());
 }
 
-// Two values to bf16, the first in the low half: rounds like to_bf16, but every NaN becomes 0x7fff (arithmetic
-// on the device does not keep the bits of a NaN either; the contract compares any NaN equal to any other).
+// Two values to bf16, the first in the low half: rounds like to_bf16, but every NaN becomes 0x7fff
+// (arithmetic on the device does not keep the bits of a NaN either; the contract compares any NaN equal to
+// any other).
 __device__ inline uint32_t pack_bf16(float low, float high) {
   uint32_t bits;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));

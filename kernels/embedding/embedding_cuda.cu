@@ -1,8 +1,6 @@
 // y[t] = table[tokens[t]]          table [V,H] bf16, y [T,H] bf16 or fp32
 // y    = T(x + delta)              [rows, cols], T the dtype of all three
 // Bits: copies, exact widening, one addition rounded once; as embedding_cpu.cpp.
-#include <cassert>
-
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/embedding/embedding_cuda.hpp"
@@ -24,7 +22,8 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t r = i / per_row;
     const int64_t c = (i - r * per_row) * kWidth;
     if constexpr (kWidth == 1) {
-      y[r * y_stride + c] = from_float<T>(to_float(x[r * x_stride + c]) + to_float(delta[r * delta_stride + c]));
+      y[r * y_stride + c] =
+          from_float<T>(to_float(x[r * x_stride + c]) + to_float(delta[r * delta_stride + c]));
     } else {
       float a[kWidth];
       float b[kWidth];
@@ -71,7 +70,8 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void embed_rows(const BF16* table, const int32_t* tokens, int64_t num_tokens, MatrixView y, StreamHandle stream) {
+void embed_rows(const BF16* table, const int32_t* tokens, int64_t num_tokens, MatrixView y,
+                StreamHandle stream) {
   if (num_tokens == 0 || y.cols == 0) {
     return;
   }
@@ -85,7 +85,8 @@ void embed_rows(const BF16* table, const int32_t* tokens, int64_t num_tokens, Ma
 }
 
 void add_rows(MatrixView x, MatrixView delta, MatrixView y, StreamHandle stream) {
-  assert(x.dtype == delta.dtype && x.dtype == y.dtype && x.cols == delta.cols && x.cols == y.cols);
+  require(x.dtype == delta.dtype && x.dtype == y.dtype && x.cols == delta.cols && x.cols == y.cols,
+          "x.dtype == delta.dtype && x.dtype == y.dtype && x.cols == delta.cols && x.cols == y.cols");
   if (x.rows == 0 || x.cols == 0) {
     return;
   }

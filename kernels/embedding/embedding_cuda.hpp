@@ -8,7 +8,8 @@
 namespace accord::kernels::cuda {
 
 // tokens [num_tokens] on the device, each in [0, V).
-void embed_rows(const BF16* table, const int32_t* tokens, int64_t num_tokens, MatrixView y, StreamHandle stream);
+void embed_rows(const BF16* table, const int32_t* tokens, int64_t num_tokens, MatrixView y,
+                StreamHandle stream);
 
 void add_rows(MatrixView x, MatrixView delta, MatrixView y, StreamHandle stream);
 

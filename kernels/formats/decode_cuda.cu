@@ -2,8 +2,6 @@
 //   MXFP8   E4M3 or E5M2(q) * 2^(e-127)
 //   NVFP4   fl( E2M1(q) * fl( fl(E4M3(s) * A) * fl(1/(6*range)) ) ), or E2M1(q) * E4M3(s)
 // A thread decodes sixteen consecutive elements.
-#include <cassert>
-
 #include "kernels/formats/decode_cuda.hpp"
 #include "kernels/formats/quantize.cuh"
 
@@ -75,8 +73,9 @@ __global__ void __launch_bounds__(kThreads) mxfp8_kernel(const uint8_t* q, const
 
 // Columns of any length, one element a thread.
 template <class T, Element kElement>
-__global__ void __launch_bounds__(kThreads) mxfp8_column_kernel(const uint8_t* q, const uint8_t* scale, int64_t rows,
-                                                                int64_t cols, T* out, int64_t stride) {
+__global__ void __launch_bounds__(kThreads)
+    mxfp8_column_kernel(const uint8_t* q, const uint8_t* scale, int64_t rows, int64_t cols, T* out,
+                        int64_t stride) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < rows * cols; i += step) {
     const int64_t row = i / cols;
@@ -111,7 +110,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-unsigned grid_of(int64_t threads) { return gpu::strided_grid(gpu::ceil_div(threads, kThreads), kBlocksPerSm); }
+unsigned grid_of(int64_t threads) {
+  return gpu::strided_grid(gpu::ceil_div(threads, kThreads), kBlocksPerSm);
+}
 
 template <class T, Element kElement, bool kColumns>
 void launch_mxfp8(const uint8_t* q, const uint8_t* scale, MatrixView out, StreamHandle stream) {
@@ -127,11 +128,13 @@ void launch_mxfp8(const uint8_t* q, const uint8_t* scale, MatrixView out, Stream
 }
 
 template <bool kColumns>
-void dequantize_mxfp8(const uint8_t* q, const uint8_t* scale, Element element, MatrixView out, StreamHandle stream) {
+void dequantize_mxfp8(const uint8_t* q, const uint8_t* scale, Element element, MatrixView out,
+                      StreamHandle stream) {
   if (out.rows == 0 || out.cols == 0) {
     return;
   }
-  assert(out.dtype == Dtype::kF32 || out.dtype == Dtype::kBF16);
+  require(out.dtype == Dtype::kF32 || out.dtype == Dtype::kBF16,
+          "out.dtype == Dtype::kF32 || out.dtype == Dtype::kBF16");
   if (out.dtype == Dtype::kF32) {
     element == Element::kE4M3 ? launch_mxfp8<float, Element::kE4M3, kColumns>(q, scale, out, stream)
                               : launch_mxfp8<float, Element::kE5M2, kColumns>(q, scale, out, stream);
@@ -146,7 +149,8 @@ void launch_nvfp4(const uint8_t* q, const uint8_t* scale, const float* amax, boo
   if (out.rows == 0 || out.cols == 0) {
     return;
   }
-  assert(out.dtype == Dtype::kF32 || out.dtype == Dtype::kBF16);
+  require(out.dtype == Dtype::kF32 || out.dtype == Dtype::kBF16,
+          "out.dtype == Dtype::kF32 || out.dtype == Dtype::kBF16");
   const auto divisor = static_cast<float>(6 * range);
   const unsigned grid = grid_of(out.rows * out.cols / kRun);
   const bool vector = gpu::is_vectorizable(out);
@@ -164,24 +168,24 @@ void launch_nvfp4(const uint8_t* q, const uint8_t* scale, const float* amax, boo
 
 void dequantize_mxfp8_rows(const uint8_t* q, const uint8_t* scale, Element element, MatrixView out,
                            StreamHandle stream) {
-  assert(out.cols % 32 == 0);
+  require(out.cols % 32 == 0, "out.cols % 32 == 0");
   dequantize_mxfp8<false>(q, scale, element, out, stream);
 }
 
 void dequantize_mxfp8_cols(const uint8_t* q, const uint8_t* scale, Element element, MatrixView out,
                            StreamHandle stream) {
-  assert(out.rows % 32 == 0);
+  require(out.rows % 32 == 0, "out.rows % 32 == 0");
   dequantize_mxfp8<true>(q, scale, element, out, stream);
 }
 
 void dequantize_nvfp4(const uint8_t* q, const uint8_t* scale, const float* amax, Nvfp4Scope scope, int range,
                       MatrixView out, StreamHandle stream) {
-  assert(out.cols % kRun == 0);
+  require(out.cols % kRun == 0, "out.cols % kRun == 0");
   launch_nvfp4(q, scale, amax, scope == Nvfp4Scope::kToken, range, out, stream);
 }
 
 void dequantize_nvfp4_products(const uint8_t* q, const uint8_t* scale, MatrixView out, StreamHandle stream) {
-  assert(out.cols % kRun == 0);
+  require(out.cols % kRun == 0, "out.cols % kRun == 0");
   launch_nvfp4(q, scale, nullptr, false, 448, out, stream);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
-// decode.hpp on CUDA: stored bytes to fp32 or bf16 (rounded to nearest even), whole matrices, in stream order. All
-// pointers are the device's. `out` is a matrix view of [rows, cols] of either dtype.
+// decode.hpp on CUDA: stored bytes to fp32 or bf16 (rounded to nearest even), whole matrices, in stream
+// order. All pointers are the device's. `out` is a matrix view of [rows, cols] of either dtype; q is
+// aligned to 16 bytes.
 #include <cstdint>
 
 #include "device/stream_handle.hpp"

@@ -1,5 +1,6 @@
 #pragma once
-// Internal to kernels/formats: the decoders of element.hpp as constexpr functions, which host and device share.
+// Internal to kernels/formats: the decoders of element.hpp as constexpr functions, which host and device
+// share.
 #include <bit>
 #include <cstdint>
 

@@ -1,8 +1,6 @@
-// Counts over x [M,K] of what its quantization did (health.hpp): NaN, scaled values beyond the largest element,
-// nonzero values whose code is zero, and max |x|. Each block counts a share of the elements; one more block adds the
-// shares up in order.
-#include <cassert>
-
+// Counts over x [M,K] of what its quantization did (health.hpp): NaN, scaled values beyond the largest
+// element, nonzero values whose code is zero, and max |x|. Each block counts a share of the elements; one
+// more block adds the shares up in order.
 #include "kernels/formats/health_cuda.hpp"
 #include "kernels/formats/quantize.cuh"
 
@@ -21,11 +19,13 @@ struct Mxfp8Rule {
   bool columns;
   bool e4m3;
 
-  __device__ void scaled(int64_t row, int64_t col, int64_t cols, float value, float& y, bool& over, bool& zero) const {
+  __device__ void scaled(int64_t row, int64_t col, int64_t cols, float value, float& y, bool& over,
+                         bool& zero) const {
     const uint32_t e = columns ? scale[row / 32 * cols + col] : scale[(row * cols + col) / 32];
     y = value * gpu::mxfp8_reciprocal(e);
     over = fabsf(y) > (e4m3 ? kE4M3Max : kE5M2Max);
-    const uint32_t code = e4m3 ? gpu::cast8_pair<Element::kE4M3>(y, 0.0F) : gpu::cast8_pair<Element::kE5M2>(y, 0.0F);
+    const uint32_t code =
+        e4m3 ? gpu::cast8_pair<Element::kE4M3>(y, 0.0F) : gpu::cast8_pair<Element::kE5M2>(y, 0.0F);
     zero = (code & 0x7fu) == 0;
   }
 };
@@ -36,7 +36,8 @@ struct Nvfp4Rule {
   bool per_row;
   int range;
 
-  __device__ void scaled(int64_t row, int64_t col, int64_t cols, float value, float& y, bool& over, bool& zero) const {
+  __device__ void scaled(int64_t row, int64_t col, int64_t cols, float value, float& y, bool& over,
+                         bool& zero) const {
     const OuterScale outer = make_outer_scale(amax[per_row ? row : 0], range);
     const float s = gpu::decode8<Element::kE4M3>(scale[(row * cols + col) / 16]);
     y = value * clamp_finite(1.0F / (s * outer.inverse));
@@ -106,7 +107,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads) add_kernel(const QuantHealth* shares, int count, QuantHealth* result) {
+__global__ void __launch_bounds__(kThreads)
+    add_kernel(const QuantHealth* shares, int count, QuantHealth* result) {
   QuantHealth mine;
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kThreads) {
     mine.elements += shares[i].elements;
@@ -123,14 +125,17 @@ __global__ void __launch_bounds__(kThreads) add_kernel(const QuantHealth* shares
 
 template <class Rule>
 void measure(MatrixView x, const Rule& rule, QuantHealth* result, QuantHealth* scratch, StreamHandle stream) {
-  assert(x.dtype == Dtype::kBF16 || x.dtype == Dtype::kF32);
+  require(x.dtype == Dtype::kBF16 || x.dtype == Dtype::kF32,
+          "x.dtype == Dtype::kBF16 || x.dtype == Dtype::kF32");
   unsigned grid = gpu::strided_grid(gpu::ceil_div(x.rows * x.cols, kThreads), kBlocksPerSm);
   grid = grid < kHealthScratch ? grid : static_cast<unsigned>(kHealthScratch);
   if (grid != 0) {
     if (x.dtype == Dtype::kBF16) {
-      count_kernel<<<grid, kThreads, 0, stream>>>(static_cast<const BF16*>(x.data), x.stride, x.rows, x.cols, rule, scratch);
+      count_kernel<<<grid, kThreads, 0, stream>>>(static_cast<const BF16*>(x.data), x.stride, x.rows, x.cols,
+                                                  rule, scratch);
     } else {
-      count_kernel<<<grid, kThreads, 0, stream>>>(static_cast<const float*>(x.data), x.stride, x.rows, x.cols, rule, scratch);
+      count_kernel<<<grid, kThreads, 0, stream>>>(static_cast<const float*>(x.data), x.stride, x.rows, x.cols,
+                                                  rule, scratch);
     }
   }
   add_kernel<<<1, kThreads, 0, stream>>>(scratch, static_cast<int>(grid), result);
@@ -139,19 +144,20 @@ void measure(MatrixView x, const Rule& rule, QuantHealth* result, QuantHealth* s
 
 }  // namespace
 
-void measure_mxfp8_rows(MatrixView x, const uint8_t* scale, Element element, QuantHealth* result, QuantHealth* scratch,
-                        StreamHandle stream) {
+void measure_mxfp8_rows(MatrixView x, const uint8_t* scale, Element element, QuantHealth* result,
+                        QuantHealth* scratch, StreamHandle stream) {
   measure(x, Mxfp8Rule{scale, false, element == Element::kE4M3}, result, scratch, stream);
 }
 
-void measure_mxfp8_cols(MatrixView x, const uint8_t* scale, Element element, QuantHealth* result, QuantHealth* scratch,
-                        StreamHandle stream) {
+void measure_mxfp8_cols(MatrixView x, const uint8_t* scale, Element element, QuantHealth* result,
+                        QuantHealth* scratch, StreamHandle stream) {
   measure(x, Mxfp8Rule{scale, true, element == Element::kE4M3}, result, scratch, stream);
 }
 
 void measure_nvfp4(MatrixView x, const Nvfp4Options& options, const uint8_t* scale, const float* amax,
                    QuantHealth* result, QuantHealth* scratch, StreamHandle stream) {
-  measure(x, Nvfp4Rule{scale, amax, options.scope == Nvfp4Scope::kToken, options.range}, result, scratch, stream);
+  measure(x, Nvfp4Rule{scale, amax, options.scope == Nvfp4Scope::kToken, options.range}, result, scratch,
+          stream);
 }
 
 }  // namespace accord::formats::cuda

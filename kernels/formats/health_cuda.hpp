@@ -1,6 +1,6 @@
 #pragma once
-// What a quantizer saw (health.hpp), counted on the device after it from its input and its scales. All pointers are
-// the device's. The counts are the CPU's.
+// What a quantizer saw (health.hpp), counted on the device after it from its input and its scales. All
+// pointers are the device's. The counts are the CPU's.
 #include <cstdint>
 
 #include "device/stream_handle.hpp"
@@ -15,10 +15,10 @@ namespace accord::formats::cuda {
 constexpr int64_t kHealthScratch = 1024;
 
 // result[0] gets the record of this tensor alone.
-void measure_mxfp8_rows(MatrixView x, const uint8_t* scale, Element element, QuantHealth* result, QuantHealth* scratch,
-                        StreamHandle stream);
-void measure_mxfp8_cols(MatrixView x, const uint8_t* scale, Element element, QuantHealth* result, QuantHealth* scratch,
-                        StreamHandle stream);
+void measure_mxfp8_rows(MatrixView x, const uint8_t* scale, Element element, QuantHealth* result,
+                        QuantHealth* scratch, StreamHandle stream);
+void measure_mxfp8_cols(MatrixView x, const uint8_t* scale, Element element, QuantHealth* result,
+                        QuantHealth* scratch, StreamHandle stream);
 void measure_nvfp4(MatrixView x, const Nvfp4Options& options, const uint8_t* scale, const float* amax,
                    QuantHealth* result, QuantHealth* scratch, StreamHandle stream);
 

@@ -1,11 +1,10 @@
 // MXFP8 (mxfp8.hpp): x [M,K] fp32 or bf16 -> q [M,K] bytes, and scales [M,K/32] (rows) or [M/32,K] (columns).
 //
-//   rows     A block of 32 lies in G = 2 * sizeof(T) neighbouring lanes, 16 bytes each. A warp takes eight vectors
+//   rows     A block of 32 lies in G = 2 * sizeof(T) neighbouring lanes, 16 bytes each. A warp takes eight
+//   vectors
 //            a lane, consecutive in memory, so that eight loads are in flight.
 //   columns  A thread holds 32 rows of a few columns in registers: 32 loads in flight, one read.
 //   both     The same tile, of four columns: eight neighbouring threads hold a row's block.
-#include <cassert>
-
 #include "kernels/formats/mxfp8_cuda.hpp"
 #include "kernels/formats/quantize.cuh"
 
@@ -168,7 +167,8 @@ __device__ inline void amax_of_rows(const Piece<T, kCols>& a, const Piece<T, kCo
       pair_a = gpu::max_abs_bf16x2(pair_a, a.w[i]);
       pair_b = gpu::max_abs_bf16x2(pair_b, b.w[i]);
     }
-    uint32_t both = gpu::max_abs_bf16x2(__byte_perm(pair_a, pair_b, 0x5410), __byte_perm(pair_a, pair_b, 0x7632));
+    uint32_t both =
+        gpu::max_abs_bf16x2(__byte_perm(pair_a, pair_b, 0x5410), __byte_perm(pair_a, pair_b, 0x7632));
 #pragma unroll
     for (int offset = kLanesOfRow / 2; offset > 0; offset /= 2) {
       both = gpu::max_abs_bf16x2(both, __shfl_xor_sync(lanes, both, offset));
@@ -187,7 +187,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t groups = cols / kCols;
   const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const bool active = thread < stripes * groups;
-  const uint32_t lanes = __ballot_sync(kFullMask, active);  // with kRows, whole blocks of a row: groups divides
+  const uint32_t lanes =
+      __ballot_sync(kFullMask, active);  // with kRows, whole blocks of a row: groups divides
   if (!active) {
     return;
   }
@@ -316,15 +317,17 @@ void tiles_of(MatrixView x, uint8_t* row_q, uint8_t* row_scale, uint8_t* col_q, 
               StreamHandle stream) {
   const int64_t stripes = x.rows / kBlock;
   const auto* data = static_cast<const T*>(x.data);
-  const auto blocks_of = [&](int64_t threads) { return static_cast<unsigned>(gpu::ceil_div(threads, kThreads)); };
+  const auto blocks_of = [&](int64_t threads) {
+    return static_cast<unsigned>(gpu::ceil_div(threads, kThreads));
+  };
   // With both copies to make, fewer columns a thread leave registers for more threads.
   constexpr int kCols = kRows ? 4 : kVector<T>;
   if (gpu::is_vectorizable(x)) {
     tile_kernel<T, kElement, kRows, kCols><<<blocks_of(stripes * (x.cols / kCols)), kThreads, 0, stream>>>(
         data, x.stride, stripes, x.cols, row_q, row_scale, col_q, col_scale);
   } else {
-    column_kernel<T, kElement>
-        <<<blocks_of(stripes * x.cols), kThreads, 0, stream>>>(data, x.stride, stripes, x.cols, col_q, col_scale);
+    column_kernel<T, kElement><<<blocks_of(stripes * x.cols), kThreads, 0, stream>>>(
+        data, x.stride, stripes, x.cols, col_q, col_scale);
     if constexpr (kRows) {
       rows_of<T, kElement>(x, row_q, row_scale, stream);
     }
@@ -335,7 +338,7 @@ void tiles_of(MatrixView x, uint8_t* row_q, uint8_t* row_scale, uint8_t* col_q, 
 // Calls f.template operator()<T, element>().
 template <class F>
 void dispatch(Dtype dtype, Element element, F f) {
-  assert(dtype == Dtype::kBF16 || dtype == Dtype::kF32);
+  require(dtype == Dtype::kBF16 || dtype == Dtype::kF32, "dtype == Dtype::kBF16 || dtype == Dtype::kF32");
   if (dtype == Dtype::kBF16) {
     element == Element::kE4M3 ? f.template operator()<BF16, Element::kE4M3>()
                               : f.template operator()<BF16, Element::kE5M2>();
@@ -348,7 +351,7 @@ void dispatch(Dtype dtype, Element element, F f) {
 }  // namespace
 
 void quantize_mxfp8_rows(MatrixView x, uint8_t* q, uint8_t* scale, Element element, StreamHandle stream) {
-  assert(x.cols % kBlock == 0);
+  require(x.cols % kBlock == 0, "x.cols % kBlock == 0");
   if (x.rows == 0 || x.cols == 0) {
     return;
   }
@@ -356,7 +359,7 @@ void quantize_mxfp8_rows(MatrixView x, uint8_t* q, uint8_t* scale, Element eleme
 }
 
 void quantize_mxfp8_cols(MatrixView x, uint8_t* q, uint8_t* scale, Element element, StreamHandle stream) {
-  assert(x.rows % kBlock == 0);
+  require(x.rows % kBlock == 0, "x.rows % kBlock == 0");
   if (x.rows == 0 || x.cols == 0) {
     return;
   }
@@ -367,7 +370,7 @@ void quantize_mxfp8_cols(MatrixView x, uint8_t* q, uint8_t* scale, Element eleme
 
 void quantize_mxfp8_both(MatrixView x, uint8_t* row_q, uint8_t* row_scale, uint8_t* col_q, uint8_t* col_scale,
                          Element element, StreamHandle stream) {
-  assert(x.rows % kBlock == 0 && x.cols % kBlock == 0);
+  require(x.rows % kBlock == 0 && x.cols % kBlock == 0, "x.rows % kBlock == 0 && x.cols % kBlock == 0");
   if (x.rows == 0 || x.cols == 0) {
     return;
   }

@@ -1,6 +1,6 @@
 #pragma once
-// mxfp8.hpp on CUDA: the same bytes, in stream order. All pointers are the device's; shapes as there. Both copies
-// of one tensor come out of one pass over it.
+// mxfp8.hpp on CUDA: the same bytes, in stream order. All pointers are the device's; shapes as there, the
+// outputs aligned to 8 bytes. Both copies of one tensor come out of one pass over it.
 #include <cstdint>
 
 #include "device/stream_handle.hpp"

@@ -1,13 +1,14 @@
 // NVFP4 (nvfp4.hpp): x [M,K] fp32 or bf16 -> q [M,K/2], scale [M,K/16], amax [1] or [M].
 //
-//   token    A row stays in registers from its amax to its bytes (nvfp4_rows_cuda.cu): one pass. Rows too long
+//   token    A row stays in registers from its amax to its bytes (nvfp4_rows_cuda.cu): one pass. Rows too
+//   long
 //            or not aligned take an amax pass first.
-//   tensor   A grid of partial maxima, which every block of the quantizer reduces again for itself: a maximum has
+//   tensor   A grid of partial maxima, which every block of the quantizer reduces again for itself: a maximum
+//   has
 //            no order. A thread holds blocks of 16, so that scale and multiplier are computed once a block.
-//   16x16    A thread holds the sixteen rows of one 16-byte column group, two or four neighbours a tile. A row's
+//   16x16    A thread holds the sixteen rows of one 16-byte column group, two or four neighbours a tile. A
+//   row's
 //            error goes from neighbour to neighbour, ascending; the last adds the rows up in their tree.
-#include <cassert>
-
 #include "kernels/formats/nvfp4_cuda.hpp"
 #include "kernels/formats/nvfp4_rows.hpp"
 #include "kernels/formats/quantize.cuh"
@@ -24,7 +25,8 @@ constexpr int kThreads = 256;
 constexpr int kSquareThreads = 128;
 constexpr int kBlock = 16;
 constexpr int kUnroll = 4;
-// Blocks a thread works on at a time. Trying two scales is much code, which must stay in the instruction cache.
+// Blocks a thread works on at a time. Trying two scales is much code, which must stay in the instruction
+// cache.
 template <bool kFourOverSix>
 constexpr int kFlatUnroll = kFourOverSix ? 1 : 4;
 constexpr int kAmaxBlocksPerSm = 6;
@@ -104,7 +106,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // amax[row], one block a row.
 template <class T>
-__global__ void __launch_bounds__(kThreads) row_amax_kernel(const T* x, int64_t stride, int64_t cols, float* amax) {
+__global__ void __launch_bounds__(kThreads)
+    row_amax_kernel(const T* x, int64_t stride, int64_t cols, float* amax) {
   const T* row = x + static_cast<int64_t>(blockIdx.x) * stride;
   float m = 0.0F;
   for (int64_t i = threadIdx.x; i < cols; i += kThreads) {
@@ -128,7 +131,8 @@ struct Scope {
 // 1x16 blocks in any order. `per_row` blocks in each of `rows`.
 template <class T, bool kFourOverSix, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
-    flat_kernel(const T* x, int64_t stride, int64_t rows, int64_t per_row, Scope scope, uint8_t* q, uint8_t* scale) {
+    flat_kernel(const T* x, int64_t stride, int64_t rows, int64_t per_row, Scope scope, uint8_t* q,
+                uint8_t* scale) {
   constexpr int kUnroll = kFlatUnroll<kFourOverSix>;
   constexpr int64_t kChunk = kUnroll * kThreads;
   const int64_t total = rows * per_row;
@@ -143,7 +147,8 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   };
-  int64_t begin = blockIdx.x * kChunk;
+  // From the end, which the amax pass has just brought into the cache.
+  int64_t begin = (gpu::ceil_div(total, kChunk) - 1 - blockIdx.x) * kChunk;
   load(begin);  // in flight while the outer scale is made
   OuterScale outer{};
   if (scope.count != 0) {
@@ -153,7 +158,7 @@ __global__ void __launch_bounds__(kThreads)
       scope.amax[0] = amax;
     }
   }
-  while (begin < total) {
+  while (begin >= 0) {
 #pragma unroll
     for (int j = 0; j < kUnroll; ++j) {
       const int64_t i = begin + j * kThreads + threadIdx.x;
@@ -168,8 +173,10 @@ __global__ void __launch_bounds__(kThreads)
         scale[i] = static_cast<uint8_t>(s.code);
       }
     }
-    begin += gridDim.x * kChunk;
-    load(begin);
+    begin -= gridDim.x * kChunk;
+    if (begin >= 0) {
+      load(begin);
+    }
   }
 }
 
@@ -188,8 +195,8 @@ __device__ inline void cast_vector(const uint4& v, float multiplier, uint8_t* q)
 
 // A tile's error under one candidate, in all of its lanes.
 template <class T, bool kFast>
-__device__ inline float tile_error(const uint4 (&v)[kBlock], float scale, float multiplier, const OuterScale& outer,
-                                   bool absolute) {
+__device__ inline float tile_error(const uint4 (&v)[kBlock], float scale, float multiplier,
+                                   const OuterScale& outer, bool absolute) {
   constexpr int kLanes = kBlock / kVector<T>;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const float inverse = 1.0F / outer.divisor;
@@ -245,10 +252,12 @@ __device__ inline bool takes_four(const uint4 (&v)[kBlock], const gpu::Candidate
 // 16x16 tiles, one column group a thread. cols / kVector<T> groups are a multiple of a tile's lanes.
 template <class T, bool kFourOverSix, bool kAligned>
 __global__ void __launch_bounds__(kSquareThreads, kFourOverSix ? 4 : 5)
-    square_kernel(const T* x, int64_t stride, int64_t rows, int64_t cols, Scope scope, uint8_t* q, uint8_t* scale) {
+    square_kernel(const T* x, int64_t stride, int64_t rows, int64_t cols, Scope scope, uint8_t* q,
+                  uint8_t* scale) {
   constexpr int kLanes = kBlock / kVector<T>;
   const int64_t groups = cols / kVector<T>;
-  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kSquareThreads + threadIdx.x;
+  // From the end, which the amax pass has just brought into the cache.
+  const int64_t thread = static_cast<int64_t>(gridDim.x - 1 - blockIdx.x) * kSquareThreads + threadIdx.x;
   const bool active = thread < rows / kBlock * groups;
   const int64_t row = active ? thread / groups * kBlock : 0;
   const int64_t col = active ? thread % groups * kVector<T> : 0;
@@ -319,8 +328,8 @@ void launch_flat(MatrixView x, const Scope& scope, const Nvfp4Output& out, Strea
   const auto [rows, cols] = scope.count != 0 ? extent_of(x) : Extent{x.rows, x.cols};
   const int64_t per_row = cols / kBlock;
   const auto* data = static_cast<const T*>(x.data);
-  const unsigned grid =
-      gpu::strided_grid(gpu::ceil_div(rows * per_row, kFlatUnroll<kFourOverSix> * kThreads), kFlatBlocksPerSm);
+  const unsigned grid = gpu::strided_grid(gpu::ceil_div(rows * per_row, kFlatUnroll<kFourOverSix> * kThreads),
+                                          kFlatBlocksPerSm);
   if (gpu::is_vectorizable(x)) {
     flat_kernel<T, kFourOverSix, true>
         <<<grid, kThreads, 0, stream>>>(data, x.stride, rows, per_row, scope, out.q, out.scale);
@@ -373,16 +382,19 @@ void quantize(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out,
 void amax(MatrixView x, float* result, bool accumulate, float* scratch, StreamHandle stream) {
   int count = 0;
   if (x.rows != 0 && x.cols != 0) {
-    count = x.dtype == Dtype::kBF16 ? launch_amax<BF16>(x, scratch, stream) : launch_amax<float>(x, scratch, stream);
+    count = x.dtype == Dtype::kBF16 ? launch_amax<BF16>(x, scratch, stream)
+                                    : launch_amax<float>(x, scratch, stream);
   }
   finish_amax_kernel<<<1, kThreads, 0, stream>>>(scratch, count, result, accumulate);
   check_launch("amax");
 }
 
-void quantize_nvfp4(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out, const float* shared_amax,
-                    float* scratch, StreamHandle stream) {
-  assert(x.dtype == Dtype::kBF16 || x.dtype == Dtype::kF32);
-  assert(x.cols % kBlock == 0 && (options.layout == Nvfp4Layout::k1x16 || x.rows % kBlock == 0));
+void quantize_nvfp4(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out,
+                    const float* shared_amax, float* scratch, StreamHandle stream) {
+  require(x.dtype == Dtype::kBF16 || x.dtype == Dtype::kF32,
+          "x.dtype == Dtype::kBF16 || x.dtype == Dtype::kF32");
+  require(x.cols % kBlock == 0 && (options.layout == Nvfp4Layout::k1x16 || x.rows % kBlock == 0),
+          "x.cols % kBlock == 0 && (options.layout == Nvfp4Layout::k1x16 || x.rows % kBlock == 0)");
   if (x.rows == 0 || x.cols == 0) {
     return;
   }

@@ -1,5 +1,6 @@
 #pragma once
-// nvfp4.hpp and amax.hpp on CUDA: the same bytes, in stream order. All pointers are the device's; shapes as there.
+// nvfp4.hpp and amax.hpp on CUDA: the same bytes, in stream order. All pointers are the device's; shapes as
+// there.
 #include <cstdint>
 
 #include "device/stream_handle.hpp"
@@ -14,9 +15,9 @@ constexpr int64_t kAmaxScratch = 4096;
 // result[0] = max |x|, or the larger of that and what result[0] holds: the amax of a unit of several tensors.
 void amax(MatrixView x, float* result, bool accumulate, float* scratch, StreamHandle stream);
 
-// `shared_amax` as in nvfp4.hpp, on the device. `scratch` [kAmaxScratch] for scope tensor without it. Outputs are
-// aligned to 8 bytes. Scope token reads x once, scope tensor twice (once with shared_amax).
-void quantize_nvfp4(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out, const float* shared_amax,
-                    float* scratch, StreamHandle stream);
+// `shared_amax` as in nvfp4.hpp, on the device. `scratch` [kAmaxScratch] for scope tensor without it. Outputs
+// are aligned to 8 bytes. Scope token reads x once, scope tensor twice (once with shared_amax).
+void quantize_nvfp4(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out,
+                    const float* shared_amax, float* scratch, StreamHandle stream);
 
 }  // namespace accord::formats::cuda

@@ -10,7 +10,8 @@ void quantize_rows(MatrixView x, const Nvfp4Output& out, int range, bool absolut
   in.x = static_cast<const T*>(x.data);
   in.x_stride = x.stride;
   const gpu::RowOutput<T> row_out{nullptr, 0, out.q, out.scale, out.amax, range, absolute};
-  gpu::launch_rows<T, gpu::Source::kRead, gpu::Sink::kNvfp4, kFourOverSix>(in, row_out, x.rows, x.cols, stream);
+  gpu::launch_rows<T, gpu::Source::kRead, gpu::Sink::kNvfp4, kFourOverSix>(in, row_out, x.rows, x.cols,
+                                                                           stream);
   check_launch("quantize_nvfp4");
 }
 

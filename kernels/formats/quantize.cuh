@@ -1,7 +1,7 @@
 #pragma once
-// Device code of the quantizers: casts and block scales with the bits of docs/contract.md, sections 1 to 3. The
-// functions assume the flags of cmake/cuda.cmake, and that a product with a NaN is the NaN 0x7fffffff, as on
-// every NVIDIA device: so a NaN's sign never reaches a code.
+// Device code of the quantizers: casts and block scales with the bits of docs/contract.md, sections 1 to 3.
+// The functions assume the flags of cmake/cuda.cmake, and that a product with a NaN is the NaN 0x7fffffff, as
+// on every NVIDIA device: so a NaN's sign never reaches a code.
 #include <cuda_fp8.h>
 
 #include <cfloat>
@@ -19,7 +19,8 @@ using formats::Element;
 
 // --- largest magnitudes: NaN ignored, from +0 ---
 
-// The larger magnitudes of two pairs. The signs of the result mean nothing: magnitude_low and _high drop them.
+// The larger magnitudes of two pairs. The signs of the result mean nothing: magnitude_low and _high drop
+// them.
 __device__ inline uint32_t max_abs_bf16x2(uint32_t a, uint32_t b) {
   uint32_t result;
   asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
@@ -68,14 +69,16 @@ template <Element kElement>
 __device__ inline uint32_t mxfp8_exponent(float amax) {
   const float inverse = kElement == Element::kE4M3 ? formats::kInverseE4M3Max : formats::kInverseE5M2Max;
   const uint32_t bits = __float_as_uint(amax * inverse);
-  // One more where any bit lies below the exponent, but subnormals up to 2^-127 have 0. 254 is the largest, of
-  // Inf and of what lies above 2^127.
+  // One more where any bit lies below the exponent, but subnormals up to 2^-127 have 0. 254 is the largest,
+  // of Inf and of what lies above 2^127.
   const uint32_t e = (bits + (bits < 0x00800000u ? 0x003fffffu : 0x007fffffu)) >> 23;
   return min(e, 254u);
 }
 
 // 2^(127-e); of e = 254 it is the subnormal 2^-127.
-__device__ inline float mxfp8_reciprocal(uint32_t e) { return __uint_as_float(max((254u - e) << 23, 0x00400000u)); }
+__device__ inline float mxfp8_reciprocal(uint32_t e) {
+  return __uint_as_float(max((254u - e) << 23, 0x00400000u));
+}
 
 // Two values, the first in the low byte.
 template <Element kElement>
@@ -125,9 +128,9 @@ __device__ inline BlockScale nvfp4_block_scale(float scaled, const formats::Oute
   return scale;
 }
 
-// |x * k| rounded to E2M1, x * k not yet known to be finite. The sum's lowest bits are the code: the grids of the
-// three binades are chosen by exact comparisons (saturated multiply-adds give 0 or 1), and each summand brings
-// what its binade's codes start at.
+// |x * k| rounded to E2M1, x * k not yet known to be finite. The sum's lowest bits are the code: the grids of
+// the three binades are chosen by exact comparisons (saturated multiply-adds give 0 or 1), and each summand
+// brings what its binade's codes start at.
 struct RoundedE2M1 {
   uint32_t bits;  // the low four bits are the code without its sign; bits 4 to 22 are 0
   float value;
@@ -227,8 +230,9 @@ __device__ inline uint2 cast_block(const Block16<T>& block, float multiplier) {
 
 // --- four over six ---
 
-// n / 2688 or n / 1536 with the rounding of a division: one correction step with the rounded reciprocal gives it
-// for every significand (tests/unit/kernels goes through them), as long as nothing underflows or overflows.
+// n / 2688 or n / 1536 with the rounding of a division: one correction step with the rounded reciprocal gives
+// it for every significand (tests/unit/kernels goes through them), as long as nothing underflows or
+// overflows.
 template <bool kFast>
 __device__ inline float divide(float n, float divisor, float inverse) {
   if constexpr (kFast) {
@@ -242,10 +246,11 @@ __device__ inline float divide(float n, float divisor, float inverse) {
 // Outer scales for which the short division is exact: q * s * A is 0 or lies between 2^-100 and 2^120.
 __device__ inline bool divides_fast(float amax) { return amax > 0x1p-80F && amax < 0x1p100F; }
 
-// |d| or d^2 of one element under a candidate: q is its rounded magnitude, d of -x is -d of x, and a NaN stays one.
+// |d| or d^2 of one element under a candidate: q is its rounded magnitude, d of -x is -d of x, and a NaN
+// stays one.
 template <bool kFast>
-__device__ inline float error_of(float q, float x, float scale, const formats::OuterScale& outer, float inverse,
-                                 bool absolute) {
+__device__ inline float error_of(float q, float x, float scale, const formats::OuterScale& outer,
+                                 float inverse, bool absolute) {
   const float d = divide<kFast>((q * scale) * outer.amax, outer.divisor, inverse) - fabsf(x);
   return absolute ? fabsf(d) : d * d;
 }

@@ -1,7 +1,7 @@
 #pragma once
-// One kernel skeleton for what works on whole rows: a row is held in registers by `threads` neighbouring threads
-// in units of sixteen elements, made by a source (read, RMSNorm, SwiGLU) and taken by a sink (values, MXFP8 rows,
-// NVFP4 per token), in one pass over memory.
+// One kernel skeleton for what works on whole rows: a row is held in registers by `threads` neighbouring
+// threads in units of sixteen elements, made by a source (read, RMSNorm, SwiGLU) and taken by a sink (values,
+// MXFP8 rows, NVFP4 per token), in one pass over memory.
 //
 //   unit u of a row belongs to thread u % threads, and is that thread's (u / threads)-th.
 //   RMSNorm sums in sixteen-lane order (kernels/cuda/lanes.cuh), so its bits are the CPU's.
@@ -127,7 +127,8 @@ template <class T, int kUnits>
 constexpr int row_blocks = sizeof(Block16<T>) * kUnits <= 4 * sizeof(Block16<BF16>) ? 2 : 1;
 
 template <class T, Source kSource, Sink kSink, int kUnits, bool kFourOverSix>
-__global__ void __launch_bounds__(kMaxRowThreads, row_blocks<T, kUnits>) row_kernel(RowInput<T> in, RowOutput<T> out, RowShape shape) {
+__global__ void __launch_bounds__(kMaxRowThreads, row_blocks<T, kUnits>)
+    row_kernel(RowInput<T> in, RowOutput<T> out, RowShape shape) {
   __shared__ float shared[kRowThreads / 4 * kSumLanes];  // sums of a block's rows, or a maximum a warp
   const int threads = shape.threads;
   const int group = static_cast<int>(threadIdx.x) / threads;
@@ -238,7 +239,8 @@ __global__ void __launch_bounds__(kMaxRowThreads, row_blocks<T, kUnits>) row_ker
       out.scale[row * units + u] = static_cast<uint8_t>(scale.code);
     };
     if constexpr (kFourOverSix && kSource == Source::kRead) {
-      // Trying two scales is much code: in a loop it stays in the instruction cache, and the row in the data cache.
+      // Trying two scales is much code: in a loop it stays in the instruction cache, and the row in the data
+      // cache.
 #pragma unroll 1
       for (int u = t; active && u < units; u += threads) {
         const Block16<T> again = load_block<T, true>(x + u * kUnit);
@@ -286,7 +288,8 @@ inline bool fits_rows(int64_t cols) { return cols % kUnit == 0 && split_row(cols
 
 // Launches the kernel; the caller has checked that the rows fit.
 template <class T, Source kSource, Sink kSink, bool kFourOverSix>
-void launch_rows(const RowInput<T>& in, const RowOutput<T>& out, int64_t rows, int64_t cols, StreamHandle stream) {
+void launch_rows(const RowInput<T>& in, const RowOutput<T>& out, int64_t rows, int64_t cols,
+                 StreamHandle stream) {
   const RowSplit split = split_row(cols);
   const int block = split.threads > kRowThreads ? split.threads : kRowThreads;
   const RowShape shape{rows, cols, split.threads};

@@ -7,8 +7,9 @@
 
 namespace accord::kernels::cuda {
 
-// Row r of logits [rows, vocab] fp32 has temperature temperatures[r] > 0 and the token tokens[r] in [0, vocab).
-// Outputs [rows], each of which may be null: the token's log-probability, and the row's entropy in nats.
+// Row r of logits [rows, vocab] fp32 has temperature temperatures[r] > 0 and the token tokens[r] in [0,
+// vocab). Outputs [rows], each of which may be null: the token's log-probability, and the row's entropy in
+// nats.
 void token_logprobs(MatrixView logits, const float* temperatures, const int32_t* tokens, float* logprobs,
                     float* entropies, StreamHandle stream);
 

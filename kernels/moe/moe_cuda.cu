@@ -1,10 +1,9 @@
-// sort     ids [T*K] -> rows sorted by expert, then by position: a stable counting sort. Few ids: one block an
-//          expert reads all of them. Many: each block counts the experts of a chunk, one block turns counts into
-//          first rows, and each block places its chunk; a warp's equal ids find each other by votes.
+// sort     ids [T*K] -> rows sorted by expert, then by position: a stable counting sort. Few ids: one block
+// an
+//          expert reads all of them. Many: each block counts the experts of a chunk, one block turns counts
+//          into first rows, and each block places its chunk; a warp's equal ids find each other by votes.
 // combine  y[t] = T(x[t] + T(sum over slots s ascending of weights[t][s] * down[slot_rows[t][s]])), by fused
 //          multiply-adds from slot 0 on.
-#include <cassert>
-
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/moe/moe_cuda.hpp"
@@ -37,8 +36,8 @@ __device__ inline int block_sum(int v, int* shared) {
 }
 
 constexpr int64_t kFewIds = 8192;
-constexpr int kChunkRounds = 4;                                 // of a warp
-constexpr int kChunk = kWarps * kChunkRounds * kWarp;           // ids of a block
+constexpr int kChunkRounds = 4;                        // of a warp
+constexpr int kChunk = kWarps * kChunkRounds * kWarp;  // ids of a block
 constexpr int kMaxExperts = 1024;
 
 // counters[warp][expert] of this block's chunk; all zero before.
@@ -58,7 +57,8 @@ __device__ inline void count_chunk(const int32_t* ids, int num_ids, int experts,
 }
 
 // counts[chunk][expert]
-__global__ void __launch_bounds__(kThreads) count_kernel(const int32_t* ids, int num_ids, int experts, int32_t* counts) {
+__global__ void __launch_bounds__(kThreads)
+    count_kernel(const int32_t* ids, int num_ids, int experts, int32_t* counts) {
   extern __shared__ int counters[];
   for (int i = static_cast<int>(threadIdx.x); i < kWarps * experts; i += kThreads) {
     counters[i] = 0;
@@ -103,8 +103,8 @@ __global__ void __launch_bounds__(kMaxExperts)
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    place_kernel(const int32_t* ids, int num_ids, int experts, int k, const int32_t* counts, ExpertOrder order) {
+__global__ void __launch_bounds__(kThreads) place_kernel(const int32_t* ids, int num_ids, int experts, int k,
+                                                         const int32_t* counts, ExpertOrder order) {
   extern __shared__ int counters[];
   for (int i = static_cast<int>(threadIdx.x); i < kWarps * experts; i += kThreads) {
     counters[i] = 0;
@@ -182,8 +182,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Word>
-__global__ void __launch_bounds__(kThreads) gather_kernel(const Word* x, int64_t x_stride, const int32_t* sorted_tokens,
-                                                          Word* y, int64_t y_stride, int64_t rows, int64_t words) {
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(const Word* x, int64_t x_stride, const int32_t* sorted_tokens, Word* y, int64_t y_stride,
+                  int64_t rows, int64_t words) {
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < rows * words; i += step) {
     const int64_t row = i / words;
@@ -238,16 +239,16 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T>
-void combine(MatrixView x, MatrixView down, const float* weights, const int32_t* slot_rows, int64_t k, MatrixView y,
-             StreamHandle stream) {
+void combine(MatrixView x, MatrixView down, const float* weights, const int32_t* slot_rows, int64_t k,
+             MatrixView y, StreamHandle stream) {
   constexpr int kWidth = gpu::kVector<T>;
   const bool vector = gpu::is_vectorizable(x) && gpu::is_vectorizable(down) && gpu::is_vectorizable(y);
   const int64_t work = gpu::ceil_div(x.rows * x.cols, kThreads * (vector ? kWidth : 1));
   const unsigned grid = gpu::strided_grid(work, kBlocksPerSm);
   const auto run = [&](auto kernel) {
-    kernel<<<grid, kThreads, 0, stream>>>(static_cast<const T*>(x.data), x.stride, static_cast<const T*>(down.data),
-                                          down.stride, weights, slot_rows, static_cast<int>(k), static_cast<T*>(y.data),
-                                          y.stride, x.rows, x.cols);
+    kernel<<<grid, kThreads, 0, stream>>>(
+        static_cast<const T*>(x.data), x.stride, static_cast<const T*>(down.data), down.stride, weights,
+        slot_rows, static_cast<int>(k), static_cast<T*>(y.data), y.stride, x.rows, x.cols);
   };
   vector ? run(combine_kernel<T, kWidth>) : run(combine_kernel<T, 1>);
   check_launch("combine_experts");
@@ -258,8 +259,9 @@ void gather(MatrixView x, const int32_t* sorted_tokens, MatrixView y, StreamHand
   const int64_t per_word = static_cast<int64_t>(sizeof(Word)) / size_of(x.dtype);
   const int64_t words = x.cols / per_word;
   const unsigned grid = gpu::strided_grid(gpu::ceil_div(y.rows * words, kThreads), kBlocksPerSm);
-  gather_kernel<<<grid, kThreads, 0, stream>>>(static_cast<const Word*>(x.data), x.stride / per_word, sorted_tokens,
-                                               static_cast<Word*>(y.data), y.stride / per_word, y.rows, words);
+  gather_kernel<<<grid, kThreads, 0, stream>>>(static_cast<const Word*>(x.data), x.stride / per_word,
+                                               sorted_tokens, static_cast<Word*>(y.data), y.stride / per_word,
+                                               y.rows, words);
   check_launch("gather_rows");
 }
 
@@ -271,23 +273,25 @@ int64_t sort_scratch(int64_t num_ids, int64_t experts) {
 
 void sort_by_expert(const int32_t* ids, int64_t num_ids, int64_t experts, int64_t k, ExpertOrder order,
                     int32_t* scratch, StreamHandle stream) {
-  assert(num_ids % k == 0 && experts <= kMaxExperts);
+  require(num_ids % k == 0 && experts <= kMaxExperts, "num_ids % k == 0 && experts <= kMaxExperts");
   const auto n = static_cast<int>(num_ids);
   const auto e = static_cast<int>(experts);
   if (num_ids <= kFewIds) {
-    sort_kernel<<<static_cast<unsigned>(experts), kThreads, 0, stream>>>(ids, n, e, static_cast<int>(k), order);
+    sort_kernel<<<static_cast<unsigned>(experts), kThreads, 0, stream>>>(ids, n, e, static_cast<int>(k),
+                                                                         order);
   } else {
     const auto chunks = static_cast<unsigned>(gpu::ceil_div(num_ids, kChunk));
     const auto bytes = static_cast<size_t>(kWarps * experts) * sizeof(int);
     count_kernel<<<chunks, kThreads, bytes, stream>>>(ids, n, e, scratch);
-    offsets_kernel<<<1, kMaxExperts, 0, stream>>>(scratch, static_cast<int>(chunks), e, n, order.expert_offsets);
+    offsets_kernel<<<1, kMaxExperts, 0, stream>>>(scratch, static_cast<int>(chunks), e, n,
+                                                  order.expert_offsets);
     place_kernel<<<chunks, kThreads, bytes, stream>>>(ids, n, e, static_cast<int>(k), scratch, order);
   }
   check_launch("sort_by_expert");
 }
 
 void gather_rows(MatrixView x, const int32_t* sorted_tokens, MatrixView y, StreamHandle stream) {
-  assert(x.dtype == y.dtype && x.cols == y.cols);
+  require(x.dtype == y.dtype && x.cols == y.cols, "x.dtype == y.dtype && x.cols == y.cols");
   if (y.rows == 0 || y.cols == 0) {
     return;
   }
@@ -298,14 +302,15 @@ void gather_rows(MatrixView x, const int32_t* sorted_tokens, MatrixView y, Strea
   } else if (size_of(x.dtype) == 4) {
     gather<uint32_t>(x, sorted_tokens, y, stream);
   } else {
-    assert(size_of(x.dtype) == 1);
+    require(size_of(x.dtype) == 1, "size_of(x.dtype) == 1");
     gather<uint8_t>(x, sorted_tokens, y, stream);
   }
 }
 
 void combine_experts(MatrixView x, MatrixView down, const float* weights, const int32_t* slot_rows, int64_t k,
                      MatrixView y, StreamHandle stream) {
-  assert(x.dtype == down.dtype && x.dtype == y.dtype && x.cols == down.cols && x.cols == y.cols);
+  require(x.dtype == down.dtype && x.dtype == y.dtype && x.cols == down.cols && x.cols == y.cols,
+          "x.dtype == down.dtype && x.dtype == y.dtype && x.cols == down.cols && x.cols == y.cols");
   if (x.rows == 0 || x.cols == 0) {
     return;
   }

@@ -11,7 +11,8 @@ namespace accord::kernels::cuda {
 // Entries of scratch that sort_by_expert needs.
 int64_t sort_scratch(int64_t num_ids, int64_t experts);
 
-// ids [num_ids] = [T*K], each in [0, experts), experts <= 1024; scratch [sort_scratch]. No host waits, no atomics.
+// ids [num_ids] = [T*K], each in [0, experts), experts <= 1024; scratch [sort_scratch]. No host waits, no
+// atomics.
 void sort_by_expert(const int32_t* ids, int64_t num_ids, int64_t experts, int64_t k, ExpertOrder order,
                     int32_t* scratch, StreamHandle stream);
 

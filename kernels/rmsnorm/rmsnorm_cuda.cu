@@ -1,7 +1,6 @@
-// y = weight * T(x * inv), inv = 1 / sqrt(sum(x^2) / n + eps): x, y [rows, n]. The sum takes the sixteen lanes'
-// order by sixteen threads, which read the row from the cache where the row's own loads have brought it.
-#include <cassert>
-
+// y = weight * T(x * inv), inv = 1 / sqrt(sum(x^2) / n + eps): x, y [rows, n]. The sum takes the sixteen
+// lanes' order by sixteen threads, which read the row from the cache where the row's own loads have brought
+// it.
 #include "kernels/formats/row_kernel.cuh"
 #include "kernels/rmsnorm/rmsnorm_cuda.hpp"
 
@@ -12,8 +11,9 @@ constexpr int kThreads = 256;
 
 // Rows of any length and alignment, one block a row.
 template <class T>
-__global__ void __launch_bounds__(kThreads) any_row_kernel(const T* x, int64_t x_stride, const BF16* weight, float eps,
-                                                           int64_t n, T* y, int64_t y_stride, float* inv_rms) {
+__global__ void __launch_bounds__(kThreads)
+    any_row_kernel(const T* x, int64_t x_stride, const BF16* weight, float eps, int64_t n, T* y,
+                   int64_t y_stride, float* inv_rms) {
   __shared__ float lanes[gpu::kSumLanes];
   const int64_t row = blockIdx.x;
   const T* in = x + row * x_stride;
@@ -33,7 +33,8 @@ __global__ void __launch_bounds__(kThreads) any_row_kernel(const T* x, int64_t x
 
 template <class T>
 void launch(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms, StreamHandle stream) {
-  const bool aligned = gpu::is_vectorizable(x) && gpu::is_vectorizable(y) && reinterpret_cast<uintptr_t>(weight) % 16 == 0;
+  const bool aligned =
+      gpu::is_vectorizable(x) && gpu::is_vectorizable(y) && reinterpret_cast<uintptr_t>(weight) % 16 == 0;
   if (aligned && gpu::fits_rows(x.cols)) {
     const gpu::RowInput<T> in{static_cast<const T*>(x.data), x.stride, nullptr, 0, weight, eps, inv_rms};
     gpu::RowOutput<T> out;
@@ -41,17 +42,19 @@ void launch(MatrixView x, const BF16* weight, float eps, MatrixView y, float* in
     out.y_stride = y.stride;
     gpu::launch_rows<T, gpu::Source::kRmsNorm, gpu::Sink::kValues, false>(in, out, x.rows, x.cols, stream);
   } else {
-    any_row_kernel<<<static_cast<unsigned>(x.rows), kThreads, 0, stream>>>(static_cast<const T*>(x.data), x.stride, weight,
-                                                                           eps, x.cols, static_cast<T*>(y.data), y.stride,
-                                                                           inv_rms);
+    any_row_kernel<<<static_cast<unsigned>(x.rows), kThreads, 0, stream>>>(
+        static_cast<const T*>(x.data), x.stride, weight, eps, x.cols, static_cast<T*>(y.data), y.stride,
+        inv_rms);
   }
   check_launch("rms_norm");
 }
 
 }  // namespace
 
-void rms_norm(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms, StreamHandle stream) {
-  assert(x.dtype == y.dtype && x.rows <= y.rows && x.cols == y.cols);
+void rms_norm(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms,
+              StreamHandle stream) {
+  require(x.dtype == y.dtype && x.rows <= y.rows && x.cols == y.cols,
+          "x.dtype == y.dtype && x.rows <= y.rows && x.cols == y.cols");
   if (x.rows == 0 || x.cols == 0) {
     return;
   }

@@ -1,6 +1,6 @@
 #pragma once
-// rmsnorm.hpp on CUDA: the same bits, in stream order, and fused with the quantizer that reads its result: the
-// bytes are those of the two steps. All pointers are the device's.
+// rmsnorm.hpp on CUDA: the same bits, in stream order, and fused with the quantizer that reads its result:
+// the bytes are those of the two steps. All pointers are the device's.
 #include <cstdint>
 
 #include "device/stream_handle.hpp"
@@ -11,8 +11,9 @@ namespace accord::kernels::cuda {
 
 void rms_norm(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms, StreamHandle stream);
 
-// Whether the fused forms take rows of this length: a multiple of 16 that fits into a block's registers. They take
-// bf16 whose rows are aligned to 16 bytes. y (data null: none) gets the values themselves; inv_rms may be null.
+// Whether the fused forms take rows of this length: a multiple of 16 that fits into a block's registers. They
+// take bf16 whose rows are aligned to 16 bytes. y (data null: none) gets the values themselves; inv_rms may
+// be null.
 bool fuses_rows(int64_t cols);
 
 // E4M3 rows: q [rows, n], aligned to 16 bytes, scale [rows, n/32]; n % 32 == 0.
@@ -20,6 +21,7 @@ void rms_norm_mxfp8(MatrixView x, const BF16* weight, float eps, MatrixView y, f
                     uint8_t* scale, StreamHandle stream);
 // Scope token, layout 1x16.
 void rms_norm_nvfp4(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms,
-                    const formats::Nvfp4Output& out, FourOverSix four_over_six, int range, StreamHandle stream);
+                    const formats::Nvfp4Output& out, FourOverSix four_over_six, int range,
+                    StreamHandle stream);
 
 }  // namespace accord::kernels::cuda

@@ -1,6 +1,5 @@
-// RMSNorm (rmsnorm_cuda.cu) whose bf16 result goes straight into MXFP8 rows or NVFP4 per token: one pass over x.
-#include <cassert>
-
+// RMSNorm (rmsnorm_cuda.cu) whose bf16 result goes straight into MXFP8 rows or NVFP4 per token: one pass over
+// x.
 #include "kernels/formats/row_kernel.cuh"
 #include "kernels/rmsnorm/rmsnorm_cuda.hpp"
 
@@ -8,7 +7,8 @@ namespace accord::kernels::cuda {
 namespace {
 
 gpu::RowInput<BF16> input_of(MatrixView x, const BF16* weight, float eps, float* inv_rms) {
-  assert(x.dtype == Dtype::kBF16 && gpu::is_vectorizable(x) && gpu::fits_rows(x.cols));
+  require(x.dtype == Dtype::kBF16 && gpu::is_vectorizable(x) && gpu::fits_rows(x.cols),
+          "x.dtype == Dtype::kBF16 && gpu::is_vectorizable(x) && gpu::fits_rows(x.cols)");
   return {static_cast<const BF16*>(x.data), x.stride, nullptr, 0, weight, eps, inv_rms};
 }
 
@@ -18,28 +18,32 @@ bool fuses_rows(int64_t cols) { return gpu::fits_rows(cols); }
 
 void rms_norm_mxfp8(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms, uint8_t* q,
                     uint8_t* scale, StreamHandle stream) {
-  assert(x.cols % 32 == 0);
+  require(x.cols % 32 == 0, "x.cols % 32 == 0");
   if (x.rows == 0) {
     return;
   }
   const gpu::RowOutput<BF16> out{static_cast<BF16*>(y.data), y.stride, q, scale, nullptr, 0, false};
-  gpu::launch_rows<BF16, gpu::Source::kRmsNorm, gpu::Sink::kMxfp8, false>(input_of(x, weight, eps, inv_rms), out, x.rows,
-                                                                         x.cols, stream);
+  gpu::launch_rows<BF16, gpu::Source::kRmsNorm, gpu::Sink::kMxfp8, false>(input_of(x, weight, eps, inv_rms),
+                                                                          out, x.rows, x.cols, stream);
   check_launch("rms_norm_mxfp8");
 }
 
 void rms_norm_nvfp4(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms,
-                    const formats::Nvfp4Output& out, FourOverSix four_over_six, int range, StreamHandle stream) {
+                    const formats::Nvfp4Output& out, FourOverSix four_over_six, int range,
+                    StreamHandle stream) {
   if (x.rows == 0) {
     return;
   }
-  const gpu::RowOutput<BF16> row_out{static_cast<BF16*>(y.data), y.stride, out.q, out.scale, out.amax, range,
-                                     four_over_six == FourOverSix::kMae};
+  const gpu::RowOutput<BF16> row_out{
+      static_cast<BF16*>(y.data),        y.stride, out.q, out.scale, out.amax, range,
+      four_over_six == FourOverSix::kMae};
   const gpu::RowInput<BF16> in = input_of(x, weight, eps, inv_rms);
   if (four_over_six == FourOverSix::kNone) {
-    gpu::launch_rows<BF16, gpu::Source::kRmsNorm, gpu::Sink::kNvfp4, false>(in, row_out, x.rows, x.cols, stream);
+    gpu::launch_rows<BF16, gpu::Source::kRmsNorm, gpu::Sink::kNvfp4, false>(in, row_out, x.rows, x.cols,
+                                                                            stream);
   } else {
-    gpu::launch_rows<BF16, gpu::Source::kRmsNorm, gpu::Sink::kNvfp4, true>(in, row_out, x.rows, x.cols, stream);
+    gpu::launch_rows<BF16, gpu::Source::kRmsNorm, gpu::Sink::kNvfp4, true>(in, row_out, x.rows, x.cols,
+                                                                           stream);
   }
   check_launch("rms_norm_nvfp4");
 }

@@ -7,8 +7,8 @@
 
 namespace accord::kernels::cuda {
 
-// A RopeTable's cosines and sines, copied to the device: [positions, half] each. (They come from the host's libm;
-// nothing on the device computes one.)
+// A RopeTable's cosines and sines, copied to the device: [positions, half] each. (They come from the host's
+// libm; nothing on the device computes one.)
 struct RopeTableView {
   const float* cos = nullptr;
   const float* sin = nullptr;
@@ -16,8 +16,8 @@ struct RopeTableView {
 };
 
 // x: [T, heads * 2 * half], y the same width and dtype; y may be x where y_rows is null.
-void apply_rope(MatrixView x, const int32_t* positions, const RopeTableView& table, MatrixView y, const int32_t* y_rows,
-                StreamHandle stream);
+void apply_rope(MatrixView x, const int32_t* positions, const RopeTableView& table, MatrixView y,
+                const int32_t* y_rows, StreamHandle stream);
 
 // The rotary columns of wider heads (RopeHeads in rope.hpp); x and y do not overlap.
 struct RopeHeadsLayout {
@@ -26,7 +26,7 @@ struct RopeHeadsLayout {
   int64_t y_stride = 0;
   bool neighbours = false;  // pairs 2i and 2i+1 in x
 };
-void apply_rope_heads(MatrixView x, const RopeHeadsLayout& layout, const int32_t* positions, const RopeTableView& table,
-                      MatrixView y, const int32_t* y_rows, StreamHandle stream);
+void apply_rope_heads(MatrixView x, const RopeHeadsLayout& layout, const int32_t* positions,
+                      const RopeTableView& table, MatrixView y, const int32_t* y_rows, StreamHandle stream);
 
 }  // namespace accord::kernels::cuda

@@ -1,10 +1,9 @@
-// Scores, choice and weights of experts (router.hpp): logits [T,E] fp32 -> ids, weights [T,k]. One warp a token; its
-// scores and choices lie in shared memory. Sums take sixteen-lane order; the weights' sum ascending slots.
+// Scores, choice and weights of experts (router.hpp): logits [T,E] fp32 -> ids, weights [T,k]. One warp a
+// token; its scores and choices lie in shared memory. Sums take sixteen-lane order; the weights' sum
+// ascending slots.
 //
-// Choosing: a candidate's rank is a 64-bit key, its value in an order that integers have (NaN lowest, both zeros
-// equal) above the complement of its id, so that the largest key is the best value of the lowest id.
-#include <cassert>
-
+// Choosing: a candidate's rank is a 64-bit key, its value in an order that integers have (NaN lowest, both
+// zeros equal) above the complement of its id, so that the largest key is the best value of the lowest id.
 #include "kernels/cuda/lanes.cuh"
 #include "kernels/math/exp_log.hpp"
 #include "kernels/router/router_cuda.hpp"
@@ -28,7 +27,9 @@ __device__ inline uint64_t rank_of(float value, int id) {
   }
   return (static_cast<uint64_t>(order) << 32) | (0xffffffffu - static_cast<uint32_t>(id));
 }
-__device__ inline int id_of(uint64_t rank) { return static_cast<int>(0xffffffffu - static_cast<uint32_t>(rank)); }
+__device__ inline int id_of(uint64_t rank) {
+  return static_cast<int>(0xffffffffu - static_cast<uint32_t>(rank));
+}
 
 __device__ inline uint64_t warp_max(uint64_t v) {
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
@@ -99,8 +100,8 @@ __device__ inline void drop_groups(const RouterRule& rule, float* choice, float*
 }
 
 __global__ void __launch_bounds__(kWarps* kWarp)
-    route_kernel(RouterRule rule, const float* logits, int64_t tokens, const float* bias, bool replayed, float* all_scores,
-                 int32_t* ids, float* weights) {
+    route_kernel(RouterRule rule, const float* logits, int64_t tokens, const float* bias, bool replayed,
+                 float* all_scores, int32_t* ids, float* weights) {
   extern __shared__ float shared[];
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -165,15 +166,18 @@ __global__ void __launch_bounds__(kWarps* kWarp)
 
 }  // namespace
 
-void route(const RouterRule& rule, const float* logits, int64_t tokens, const float* bias, bool replayed, float* scores,
-           int32_t* ids, float* weights, StreamHandle stream) {
-  assert(rule.experts <= kMaxRouterExperts && rule.groups <= kMaxGroups && rule.k <= rule.experts);
+void route(const RouterRule& rule, const float* logits, int64_t tokens, const float* bias, bool replayed,
+           float* scores, int32_t* ids, float* weights, StreamHandle stream) {
+  require(rule.experts <= kMaxRouterExperts && rule.groups <= kMaxGroups && rule.k <= rule.experts,
+          "rule.experts <= kMaxRouterExperts && rule.groups <= kMaxGroups && rule.k <= rule.experts");
   if (tokens == 0) {
     return;
   }
-  const auto bytes = static_cast<size_t>(kWarps) * static_cast<size_t>(2 * rule.experts + kMaxGroups) * sizeof(float);
+  const auto bytes =
+      static_cast<size_t>(kWarps) * static_cast<size_t>(2 * rule.experts + kMaxGroups) * sizeof(float);
   const auto grid = static_cast<unsigned>(gpu::ceil_div(tokens, kWarps));
-  route_kernel<<<grid, kWarps * kWarp, bytes, stream>>>(rule, logits, tokens, bias, replayed, scores, ids, weights);
+  route_kernel<<<grid, kWarps * kWarp, bytes, stream>>>(rule, logits, tokens, bias, replayed, scores, ids,
+                                                        weights);
   check_launch("route");
 }
 

@@ -1,10 +1,9 @@
 // One block draws a row's token (rollout/sampler.hpp has the definition): logits [rows, vocab] fp32.
 //
-// Weights become integers q = round(exp(z - max) * 2^40), whose sums have no order; so the histograms of the radix
-// selections may be filled by integer atomics in shared memory, and thread counts never change a result.
-// A cut is a key (the order of logits as integers) with the last id kept among the logits of that very key.
-#include <cassert>
-
+// Weights become integers q = round(exp(z - max) * 2^40), whose sums have no order; so the histograms of the
+// radix selections may be filled by integer atomics in shared memory, and thread counts never change a
+// result. A cut is a key (the order of logits as integers) with the last id kept among the logits of that
+// very key.
 #include "kernels/cuda/softmax.cuh"
 #include "kernels/sampler/sampler_cuda.hpp"
 
@@ -17,6 +16,9 @@ using gpu::kWarp;
 constexpr int kThreads = gpu::kSoftmaxThreads;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kRadixSize = 2048;
+constexpr int kParts = 3;
+constexpr int kPartBits = 14;
+constexpr int64_t kMaxVocab = int64_t{1} << 18;  // times 2^14 - 1 is below 2^32
 constexpr int kBinsPerThread = kRadixSize / kThreads;
 constexpr int kNoId = 0x7fffffff;
 constexpr int kGroups = 96;
@@ -24,7 +26,8 @@ constexpr int kGroups = 96;
 struct Shared {
   union {
     gpu::SoftmaxStorage<false> softmax;
-    unsigned long long histogram[kRadixSize];
+    // Sums of 14-bit parts of weights, each within 32 bits: what shared memory adds fast.
+    uint32_t histogram[kParts][kRadixSize];
   };
   uint64_t warps[kWarps];
   uint64_t found[2];
@@ -122,8 +125,17 @@ __device__ inline uint64_t sum_before(uint64_t v, Shared& shared) {
   return before;
 }
 
-// The smallest set of largest keys whose weights sum to at least `need` (at most the sum of all): radix passes of
-// 11, 11 and 10 bits from the top.
+__device__ inline uint64_t weight_of_bin(const Shared& shared, int bin) {
+  uint64_t sum = 0;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    sum += static_cast<uint64_t>(shared.histogram[part][bin]) << (part * kPartBits);
+  }
+  return sum;
+}
+
+// The smallest set of largest keys whose weights sum to at least `need` (at most the sum of all): radix
+// passes of 11, 11 and 10 bits from the top.
 template <class Weight>
 __device__ inline Cut select_cut(const Row& row, uint64_t need, Shared& shared, Weight weight) {
   uint32_t prefix = 0;
@@ -131,31 +143,35 @@ __device__ inline Cut select_cut(const Row& row, uint64_t need, Shared& shared, 
   for (int pass = 0; pass < 3; ++pass) {
     const int shift = pass == 0 ? 21 : pass == 1 ? 10 : 0;
     const uint32_t digits = pass == 2 ? 0x3ffu : 0x7ffu;
-    for (int i = static_cast<int>(threadIdx.x); i < kRadixSize; i += kThreads) {
-      shared.histogram[i] = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < kParts * kRadixSize; i += kThreads) {
+      shared.histogram[i / kRadixSize][i % kRadixSize] = 0;
     }
     __syncthreads();
-    for (int id = static_cast<int>(threadIdx.x); id < row.vocab; id += kThreads) {
-      const uint32_t k = row.key(id);
+    gpu::for_my_logits(row.logits, row.vocab, [&](int64_t id, float) {
+      const uint32_t k = row.key(static_cast<int>(id));
       if ((k & mask) == prefix) {
-        const uint64_t w = weight(id);
-        if (w != 0) {
-          atomicAdd(&shared.histogram[(k >> shift) & digits], static_cast<unsigned long long>(w));
+        const uint64_t w = weight(static_cast<int>(id));
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          const auto bits = static_cast<uint32_t>(w >> (part * kPartBits)) & ((1u << kPartBits) - 1);
+          if (bits != 0) {
+            atomicAdd(&shared.histogram[part][(k >> shift) & digits], bits);
+          }
         }
       }
-    }
+    });
     __syncthreads();
     // Bins from the top: this thread's are top, top - 1, ...
     const int top = kRadixSize - 1 - static_cast<int>(threadIdx.x) * kBinsPerThread;
     uint64_t mine = 0;
     for (int i = 0; i < kBinsPerThread; ++i) {
-      mine += shared.histogram[top - i];
+      mine += weight_of_bin(shared, top - i);
     }
     uint64_t before = sum_before(mine, shared);
     if (before < need && need <= before + mine) {
       int bin = top;
-      while (before + shared.histogram[bin] < need) {
-        before += shared.histogram[bin];
+      while (before + weight_of_bin(shared, bin) < need) {
+        before += weight_of_bin(shared, bin);
         --bin;
       }
       shared.found[0] = static_cast<uint64_t>(bin);
@@ -167,8 +183,20 @@ __device__ inline Cut select_cut(const Row& row, uint64_t need, Shared& shared, 
     need = shared.found[1];
     __syncthreads();
   }
-  // Of the ids with this key, in ascending order, the first whose weights reach what is left. They weigh the same,
-  // or nothing from some id on.
+  // The ids with this key weigh the same, or nothing from some id on. Nearly always all of them are needed.
+  uint64_t my_weight = 0;
+  uint64_t my_ids = 0;
+  gpu::for_my_logits(row.logits, row.vocab, [&](int64_t id, float) {
+    const uint64_t w = row.key(static_cast<int>(id)) == prefix ? weight(static_cast<int>(id)) : 0;
+    my_weight += w;
+    my_ids += w != 0 ? 1 : 0;
+  });
+  const uint64_t ids = block_sum(my_ids, shared);
+  const uint64_t each = block_sum(my_weight, shared) / ids;
+  if ((need + each - 1) / each >= ids) {
+    return {prefix, kNoId};
+  }
+  // Otherwise those up to the first, in ascending order, at which their weights reach what is needed.
   const auto in_key = [&](int id) { return id < row.vocab && row.key(id) == prefix ? weight(id) : 0; };
   uint64_t reached = 0;
   for (int begin = 0; begin < row.vocab; begin += kThreads) {
@@ -198,11 +226,13 @@ __device__ inline uint64_t top_p_mass(float top_p, uint64_t total) {
 
 __device__ inline uint64_t total_mass(const Row& row, Shared& shared) {
   uint64_t sum = 0;
-  gpu::for_my_logits(row.logits, row.vocab, [&](int64_t id, float) { sum += row.mass(static_cast<int>(id)); });
+  gpu::for_my_logits(row.logits, row.vocab,
+                     [&](int64_t id, float) { sum += row.mass(static_cast<int>(id)); });
   return block_sum(sum, shared);
 }
 
-// The first id in [first, last) whose cumulative mass from `first` on exceeds `target`: threads take ranges of ids.
+// The first id in [first, last) whose cumulative mass from `first` on exceeds `target`: threads take ranges
+// of ids.
 __device__ inline int inverse_cdf(const Row& row, int first, int last, uint64_t target, Shared& shared) {
   const int each = (last - first + kThreads - 1) / kThreads;
   const int begin = min(first + static_cast<int>(threadIdx.x) * each, last);
@@ -260,7 +290,8 @@ __device__ inline int draw_whole(const Row& row, const Groups& groups, uint64_t 
 __device__ inline int largest(const Row& row, Shared& shared) {
   uint64_t best = 0;
   for (int id = static_cast<int>(threadIdx.x); id < row.vocab; id += kThreads) {
-    const uint64_t rank = (static_cast<uint64_t>(row.key(id)) << 32) | (0xffffffffu - static_cast<uint32_t>(id));
+    const uint64_t rank =
+        (static_cast<uint64_t>(row.key(id)) << 32) | (0xffffffffu - static_cast<uint32_t>(id));
     best = rank > best ? rank : best;
   }
   return static_cast<int>(0xffffffffu - static_cast<uint32_t>(block_max(best, shared)));
@@ -268,8 +299,8 @@ __device__ inline int largest(const Row& row, Shared& shared) {
 
 __device__ inline bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 
-__global__ void __launch_bounds__(kThreads)
-    draw_kernel(const float* logits, int64_t stride, int vocab, const DrawRequest* requests, DrawResult* results) {
+__global__ void __launch_bounds__(kThreads) draw_kernel(const float* logits, int64_t stride, int vocab,
+                                                        const DrawRequest* requests, DrawResult* results) {
   __shared__ Shared shared;
   const DrawRequest request = requests[blockIdx.x];
   const bool greedy = request.temperature == 0.0F;
@@ -298,14 +329,14 @@ __global__ void __launch_bounds__(kThreads)
       }
       share = 0;
     };
-    const gpu::SoftmaxSums sums = gpu::softmax_sums(row.logits, vocab, row.temperature, shared.softmax,
-                                                    [&](float p) { share += mass_of(p); },
-                                                    [&](int tile) {
-                                                      if ((tile + 1) % groups.tiles_per_group == 0) {
-                                                        store_share();
-                                                        ++group;
-                                                      }
-                                                    });
+    const gpu::SoftmaxSums sums = gpu::softmax_sums(
+        row.logits, vocab, row.temperature, shared.softmax, [&](float p) { share += mass_of(p); },
+        [&](int tile) {
+          if ((tile + 1) % groups.tiles_per_group == 0) {
+            store_share();
+            ++group;
+          }
+        });
     if (group < groups.count) {
       store_share();
     }
@@ -325,8 +356,8 @@ __global__ void __launch_bounds__(kThreads)
         const bool cut_k = request.top_k > 0 && request.top_k < vocab;
         const bool cut_p = request.top_p < 1.0F;
         if (cut_k) {
-          row.top_k =
-              select_cut(row, static_cast<uint64_t>(request.top_k), shared, [](int) -> uint64_t { return 1; });
+          row.top_k = select_cut(row, static_cast<uint64_t>(request.top_k), shared,
+                                 [](int) -> uint64_t { return 1; });
         }
         if (cut_p) {
           const uint64_t in_top_k = cut_k ? total_mass(row, shared) : total;
@@ -358,12 +389,14 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void draw_tokens(MatrixView logits, const DrawRequest* requests, DrawResult* results, StreamHandle stream) {
-  assert(logits.dtype == Dtype::kF32 && logits.cols > 0);
+  require(logits.dtype == Dtype::kF32 && logits.cols > 0 && logits.cols <= kMaxVocab,
+          "logits.dtype == Dtype::kF32 && logits.cols > 0 && logits.cols <= kMaxVocab");
   if (logits.rows == 0) {
     return;
   }
   draw_kernel<<<static_cast<unsigned>(logits.rows), kThreads, 0, stream>>>(
-      static_cast<const float*>(logits.data), logits.stride, static_cast<int>(logits.cols), requests, results);
+      static_cast<const float*>(logits.data), logits.stride, static_cast<int>(logits.cols), requests,
+      results);
   check_launch("draw_tokens");
 }
 

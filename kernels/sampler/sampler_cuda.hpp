@@ -1,6 +1,6 @@
 #pragma once
-// Draws one token from each row of logits, on CUDA: the token and the bits that rollout/sampler.hpp draws on the CPU
-// for the same logits, in stream order. All pointers are the device's.
+// Draws one token from each row of logits, on CUDA: the token and the bits that rollout/sampler.hpp draws on
+// the CPU for the same logits, in stream order. All pointers are the device's.
 #include <cstdint>
 
 #include "device/stream_handle.hpp"
@@ -24,7 +24,7 @@ struct DrawResult {
   int32_t overflow = 0;    // 1: the logits divided by the temperature overflow. Nothing was drawn then
 };
 
-// logits [rows, vocab] fp32.
+// logits [rows, vocab] fp32, vocab at most 2^18.
 void draw_tokens(MatrixView logits, const DrawRequest* requests, DrawResult* results, StreamHandle stream);
 
 }  // namespace accord::kernels::cuda

@@ -35,10 +35,11 @@ void print_text(const std::vector<Row>& rows, const std::string& no_devices) {
   }
   for (size_t i = 0; i < rows.size(); ++i) {
     const DeviceInfo& info = rows[i].info;
-    std::printf("cuda:%zu  %s, compute capability %d.%d, %d multiprocessors, %.1f of %.1f GiB free, at %s: %s\n", i,
-                info.name.c_str(), info.major, info.minor, info.num_multiprocessors,
-                static_cast<double>(info.free_bytes) / kGiB, static_cast<double>(info.total_bytes) / kGiB,
-                info.bus_id.c_str(), rows[i].verdict.c_str());
+    std::printf(
+        "cuda:%zu  %s, compute capability %d.%d, %d multiprocessors, %.1f of %.1f GiB free, at %s: %s\n", i,
+        info.name.c_str(), info.major, info.minor, info.num_multiprocessors,
+        static_cast<double>(info.free_bytes) / kGiB, static_cast<double>(info.total_bytes) / kGiB,
+        info.bus_id.c_str(), rows[i].verdict.c_str());
   }
 }
 
@@ -82,7 +83,8 @@ Status doctor(const std::string& device, bool json) {
 }  // namespace
 
 void add_doctor(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("doctor", "What devices this machine has, and which this build can use");
+  CLI::App* command =
+      app.add_subcommand("doctor", "What devices this machine has, and which this build can use");
   auto device = std::make_shared<std::string>();
   auto json = std::make_shared<bool>(false);
   command->add_option("--device", *device, "cpu or cuda:N: fail (exit code 69) if it cannot be used");

@@ -30,7 +30,8 @@ struct Job {
   Memory health;
 };
 
-StatusOr<Job> start(const Device& device, MatrixView x, size_t q_bytes, size_t scale_bytes, size_t amax_bytes) {
+StatusOr<Job> start(const Device& device, MatrixView x, size_t q_bytes, size_t scale_bytes,
+                    size_t amax_bytes) {
   Job job;
   ACCORD_ASSIGN_OR_RETURN(job.stream, Stream::create(device));
   const auto x_bytes = static_cast<size_t>(x.rows * x.cols * size_of(x.dtype));
@@ -63,8 +64,8 @@ Status finish(const Job& job, uint8_t* q, uint8_t* scale, float* amax, QuantHeal
 
 }  // namespace
 
-Status quantize_mxfp8_on(const Device& device, MatrixView x, formats::Axis axis, formats::Element element, uint8_t* q,
-                         uint8_t* scale, QuantHealth& health) {
+Status quantize_mxfp8_on(const Device& device, MatrixView x, formats::Axis axis, formats::Element element,
+                         uint8_t* q, uint8_t* scale, QuantHealth& health) {
   const auto elements = static_cast<size_t>(x.rows * x.cols);
   ACCORD_ASSIGN_OR_RETURN(const Job job, start(device, x, elements, elements / formats::kMxfp8Block, 0));
   const StreamHandle stream = job.stream.handle();
@@ -86,8 +87,8 @@ Status quantize_nvfp4_on(const Device& device, MatrixView x, const formats::Nvfp
                          const formats::Nvfp4Output& out, QuantHealth& health) {
   const auto elements = static_cast<size_t>(x.rows * x.cols);
   const size_t scopes = options.scope == formats::Nvfp4Scope::kToken ? static_cast<size_t>(x.rows) : 1;
-  ACCORD_ASSIGN_OR_RETURN(const Job job, start(device, x, elements / 2, elements / formats::kNvfp4Block,
-                                               scopes * sizeof(float)));
+  ACCORD_ASSIGN_OR_RETURN(
+      const Job job, start(device, x, elements / 2, elements / formats::kNvfp4Block, scopes * sizeof(float)));
   const formats::Nvfp4Output on_device{job.q.as<uint8_t>(), job.scale.as<uint8_t>(), job.amax.as<float>()};
   cuda::quantize_nvfp4(job.x, options, on_device, nullptr, job.scratch.as<float>(), job.stream.handle());
   cuda::measure_nvfp4(job.x, options, on_device.scale, on_device.amax, job.health.as<QuantHealth>(),

@@ -12,8 +12,8 @@
 namespace accord::cli {
 
 // x and the outputs are host memory; the counts are added to `health`.
-Status quantize_mxfp8_on(const Device& device, MatrixView x, formats::Axis axis, formats::Element element, uint8_t* q,
-                         uint8_t* scale, formats::QuantHealth& health);
+Status quantize_mxfp8_on(const Device& device, MatrixView x, formats::Axis axis, formats::Element element,
+                         uint8_t* q, uint8_t* scale, formats::QuantHealth& health);
 Status quantize_nvfp4_on(const Device& device, MatrixView x, const formats::Nvfp4Options& options,
                          const formats::Nvfp4Output& out, formats::QuantHealth& health);
 

@@ -1,6 +1,6 @@
 #pragma once
-// Internal to the device room: the CUDA calls behind its classes. backend_cuda.cpp makes them; backend_none.cpp,
-// in builds without CUDA, answers that there are none. Every error names the call.
+// Internal to the device room: the CUDA calls behind its classes. backend_cuda.cpp makes them;
+// backend_none.cpp, in builds without CUDA, answers that there are none. Every error names the call.
 #include <cstddef>
 #include <string>
 

@@ -1,11 +1,10 @@
 // The device room's CUDA calls.
-#include "device/backend.hpp"
-
 #include <cuda_runtime.h>
 
 #include <cstdlib>
 
 #include "base/log.hpp"
+#include "device/backend.hpp"
 #include "device/launch.hpp"
 
 namespace accord::backend {
@@ -45,6 +44,12 @@ bool is_sticky(cudaError_t error) {
     default:
       return is_hardware(error);
   }
+}
+
+std::string version_text(int version) {
+  constexpr int kMajor = 1000;
+  constexpr int kMinor = 10;
+  return fmt::format("{}.{}", version / kMajor, version % kMajor / kMinor);
 }
 
 std::string text_of(cudaError_t error) {
@@ -107,7 +112,13 @@ void check_release(cudaError_t error, const char* call) {
 
 StatusOr<int> device_count() {
   int count = 0;
-  ACCORD_RETURN_IF_ERROR(check(cudaGetDeviceCount(&count), "cudaGetDeviceCount"));
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaErrorInsufficientDriver) {
+    (void)cudaGetLastError();
+    return unavailable_error("this machine has no NVIDIA driver for CUDA {} (found: {})",
+                             version_text(CUDART_VERSION), driver_text());
+  }
+  ACCORD_RETURN_IF_ERROR(check(error, "cudaGetDeviceCount"));
   return count;
 }
 
@@ -120,7 +131,8 @@ StatusOr<DeviceInfo> device_info(int device) {
   size_t total_bytes = 0;
   ACCORD_RETURN_IF_ERROR(check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo"));
   char bus_id[32] = {};
-  ACCORD_RETURN_IF_ERROR(check(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device), "cudaDeviceGetPCIBusId"));
+  ACCORD_RETURN_IF_ERROR(
+      check(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device), "cudaDeviceGetPCIBusId"));
   DeviceInfo info;
   info.name = properties.name;
   info.bus_id = bus_id;
@@ -135,15 +147,10 @@ StatusOr<DeviceInfo> device_info(int device) {
 
 std::string driver_text() {
   int driver = 0;
-  int runtime = 0;
-  if (cudaDriverGetVersion(&driver) != cudaSuccess || cudaRuntimeGetVersion(&runtime) != cudaSuccess) {
+  if (cudaDriverGetVersion(&driver) != cudaSuccess) {
     return "none: the CUDA runtime does not start";
   }
-  constexpr int kMajor = 1000;
-  constexpr int kMinor = 10;
-  const auto version = [](int v) { return fmt::format("{}.{}", v / kMajor, v % kMajor / kMinor); };
-  return driver == 0 ? fmt::format("none (this build: CUDA {})", version(runtime))
-                     : fmt::format("CUDA {} (this build: CUDA {})", version(driver), version(runtime));
+  return driver == 0 ? std::string("none") : "CUDA " + version_text(driver);
 }
 
 Status set_device(int device) { return check(cudaSetDevice(device), "cudaSetDevice"); }
@@ -264,6 +271,13 @@ void check_launch(const char* kernel) {
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) {
     backend::end_process(kernel, error);
+  }
+}
+
+void require(bool holds, const char* condition) {
+  if (!holds) {
+    log::error("a CUDA kernel needs {}; the caller must check before it calls", condition);
+    std::abort();
   }
 }
 

@@ -5,8 +5,9 @@ namespace accord::backend {
 namespace {
 
 Status no_cuda() {
-  return unavailable_error("this build has no CUDA kernels: build with ACCORD_CUDA=ON (cmake --preset cuda), "
-                           "or use the device cpu");
+  return unavailable_error(
+      "this build has no CUDA kernels: build with ACCORD_CUDA=ON (cmake --preset cuda), "
+      "or use the device cpu");
 }
 
 }  // namespace

@@ -71,18 +71,17 @@ StatusOr<Device> Device::open(DeviceId id) {
   }
   ACCORD_ASSIGN_OR_RETURN(const DeviceInfo info, backend::device_info(id.index));
   if (!has_kernels_for(info)) {
-    return unavailable_error("{}: {} has compute capability {}.{}; the kernels are for 9.0 (Hopper) and 10.0 "
-                             "(Blackwell)",
-                             to_string(id), info.name, info.major, info.minor);
+    return unavailable_error(
+        "{}: {} has compute capability {}.{}; the kernels are for 9.0 (Hopper) and 10.0 "
+        "(Blackwell)",
+        to_string(id), info.name, info.major, info.minor);
   }
   const Device device(id);
   ACCORD_RETURN_IF_ERROR(device.make_current());
   return device;
 }
 
-Status Device::make_current() const {
-  return is_cuda() ? backend::set_device(id_.index) : absl::OkStatus();
-}
+Status Device::make_current() const { return is_cuda() ? backend::set_device(id_.index) : absl::OkStatus(); }
 
 Status Device::synchronize() const {
   return is_cuda() ? backend::synchronize_device(id_.index) : absl::OkStatus();

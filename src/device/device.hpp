@@ -2,9 +2,9 @@
 // Where computation runs: the CPU or one CUDA device. The same interface in builds without CUDA, where asking
 // for a CUDA device is an error.
 //
-// Errors of CUDA calls are Status values that name the call (exit code: unavailable). An error that has spoiled
-// the device's context, such as a kernel's illegal address, cannot be handled: the process ends at once with
-// exit code 70, or 69 if the hardware is lost.
+// Errors of CUDA calls are Status values that name the call (exit code: unavailable). An error that has
+// spoiled the device's context, such as a kernel's illegal address, cannot be handled: the process ends at
+// once with exit code 70, or 69 if the hardware is lost.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -45,11 +45,11 @@ struct DeviceInfo {
   int64_t free_bytes = 0;
 };
 
-// The CUDA devices of this machine, in CUDA's order. Unavailable, with the reason, where there is none: a build
-// without CUDA, no driver, or no device.
+// The CUDA devices of this machine, in CUDA's order. Unavailable, with the reason, where there is none: a
+// build without CUDA, no driver, or no device.
 StatusOr<std::vector<DeviceInfo>> list_cuda_devices();
 
-// "580.159.3 (CUDA 13.0)", or why there is none.
+// The newest CUDA that the driver serves ("CUDA 13.0"), or "none".
 std::string cuda_driver_text();
 
 // A device that exists and for which this build has kernels.

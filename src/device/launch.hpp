@@ -8,6 +8,10 @@ namespace accord {
 // handled. Names the kernel and the error.
 void check_launch(const char* kernel);
 
+// A launch function's preconditions: ends the process, naming the condition, if it does not hold. Shapes and dtypes
+// are checked before (check_mxfp8_shape and the like), so a broken one is the caller's bug.
+void require(bool holds, const char* condition);
+
 // Multiprocessors of the calling thread's device.
 int num_multiprocessors();
 

@@ -1,6 +1,6 @@
 #pragma once
-// Owned memory of a device, pinned host memory, and an arena that hands out parts of one block. Addresses never
-// change: captured graphs and descriptors stay valid.
+// Owned memory of a device, pinned host memory, and an arena that hands out parts of one block. Addresses
+// never change: captured graphs and descriptors stay valid.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -50,8 +50,8 @@ class Arena {
   Arena() = default;
   static StatusOr<Arena> create(const Device& device, size_t bytes);
 
-  // The address of `bytes` more, aligned to a power of two up to Memory::kAlignment. Unavailable when the arena
-  // is full; nothing changes then.
+  // The address of `bytes` more, aligned to a power of two up to Memory::kAlignment. Unavailable when the
+  // arena is full; nothing changes then.
   StatusOr<void*> take(size_t bytes, size_t alignment = Memory::kAlignment);
   // A contiguous matrix.
   StatusOr<MatrixView> matrix(Dtype dtype, int64_t rows, int64_t cols);

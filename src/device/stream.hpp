@@ -35,8 +35,8 @@ class Stream {
   // What follows on this stream starts after the event.
   Status wait(const Event& event) const;
 
-  // Between any two kinds of memory, in stream order. Asynchronous where both are device or pinned memory; the
-  // ranges do not overlap. Pageable host memory makes the call wait.
+  // Between any two kinds of memory, in stream order. Asynchronous where both are device or pinned memory;
+  // the ranges do not overlap. Pageable host memory makes the call wait.
   Status copy(void* to, const void* from, size_t bytes) const;
   Status fill(void* to, uint8_t value, size_t bytes) const;
 

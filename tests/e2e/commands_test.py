@@ -108,6 +108,30 @@ def case_plan_of_a_run(t):
     require_equal(harness.Run(t.path("again")).stable_lines(), run.stable_lines(), "metrics of the resolved recipe")
 
 
+def case_devices(t):
+    found = json.loads(t.accord("doctor", "--json").out)
+    usable = [device["device"] for device in found["cuda_devices"] if device["usable"]]
+    require(usable or found.get("cuda_unavailable") or found["cuda_devices"], f"no reason without devices: {found}")
+    require_parts(t.accord("doctor", "--device", "cpu").out, ["driver"], "doctor")
+    require_parts(t.accord("doctor", "--device", "gpu", expect=USAGE).error(), ["'gpu'", "cuda:N"], "an unknown device")
+    values = t.path("x.safetensors")
+    header = json.dumps({"x": {"dtype": "F32", "shape": [32, 64], "data_offsets": [0, 8192]}}).encode()
+    numbers = struct.pack("<2048f", *((-1) ** i * i ** 3 / 1e4 for i in range(2048)))
+    with open(values, "wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header + numbers)
+    for arguments in (("--format", "mxfp8"), ("--format", "mxfp8", "--axis", "col", "--element", "e5m2"),
+                      ("--format", "nvfp4", "--scope", "row"), ("--format", "nvfp4", "--layout", "16x16")):
+        t.accord("quantize", values, t.path("cpu"), *arguments)
+        for device in usable or ["cuda:0"]:
+            command = ["quantize", values, t.path("gpu"), *arguments, "--device", device]
+            if usable:
+                t.accord(*command)
+                require_equal(harness.read(t.path("gpu"), "rb"), harness.read(t.path("cpu"), "rb"), f"bytes of {device}")
+            else:
+                require_parts(t.accord(*command, expect=UNAVAILABLE).error(), ["cuda:0: "], "no device")
+                require(not os.path.exists(t.path("gpu")), "a refused quantize left a file")
+
+
 def case_usage(t):
     t.accord("--help")
     for arguments in ((), ("no-such-command",), ("run",), ("status",), ("run", "x.yaml", "--no-such-flag")):

@@ -24,13 +24,15 @@ constexpr uint32_t kSpecials[16] = {0x7fc00000, 0xffc00000, 0x7f800001, 0xff8123
                                     0x3e800000, 0xbf400000, 0x40a00000, 0xc0600000};
 
 uint32_t with_exponent(uint64_t bits, int exponent) {
-  return static_cast<uint32_t>(bits & 0x807fffffu) | (static_cast<uint32_t>(exponent < 0 ? 0 : exponent) << 23);
+  return static_cast<uint32_t>(bits & 0x807fffffu) |
+         (static_cast<uint32_t>(exponent < 0 ? 0 : exponent) << 23);
 }
 
 uint32_t value(int kind, uint64_t bits, uint64_t row_bits, int64_t col) {
   const auto high = static_cast<uint32_t>(bits >> 32);
   // One exponent for each run of 16 columns.
-  const int base = static_cast<int>(((row_bits ^ static_cast<uint64_t>(col / 16) * 0x9e3779b97f4a7c15u) >> 40) % 255);
+  const int base =
+      static_cast<int>(((row_bits ^ static_cast<uint64_t>(col / 16) * 0x9e3779b97f4a7c15u) >> 40) % 255);
   switch (kind) {
     case 0:
       return static_cast<uint32_t>(bits);
@@ -41,17 +43,20 @@ uint32_t value(int kind, uint64_t bits, uint64_t row_bits, int64_t col) {
     case 3: {
       const float multiple = static_cast<float>(static_cast<int>(high % 57) - 28);
       const int exponent = static_cast<int>(row_bits % 41) - 20;
-      return std::bit_cast<uint32_t>(multiple * std::bit_cast<float>(static_cast<uint32_t>(127 + exponent) << 23));
+      return std::bit_cast<uint32_t>(multiple *
+                                     std::bit_cast<float>(static_cast<uint32_t>(127 + exponent) << 23));
     }
     case 4:
       return with_exponent(bits, static_cast<int>(high % 4));
     case 5:
-      return high % 1000 == 0 ? kSpecials[4 + high / 1000 % 2] : with_exponent(bits, 250 + static_cast<int>(high % 5));
+      return high % 1000 == 0 ? kSpecials[4 + high / 1000 % 2]
+                              : with_exponent(bits, 250 + static_cast<int>(high % 5));
     case 6:
       return high % 8 == 0 ? with_exponent(bits, 120 + static_cast<int>(high / 8 % 8))
                            : static_cast<uint32_t>(bits & 0x80000000u);
     default:
-      return high % 200 == 0 ? kSpecials[high / 200 % 16] : with_exponent(bits, 120 + static_cast<int>(high % 8));
+      return high % 200 == 0 ? kSpecials[high / 200 % 16]
+                             : with_exponent(bits, 120 + static_cast<int>(high % 8));
   }
 }
 

@@ -22,7 +22,8 @@ std::string Quantizer::name() const {
                      : nvfp4.scope == Nvfp4Scope::kToken ? "nvfp4 token"
                                                          : "nvfp4 tensor";
   if (nvfp4.four_over_six != FourOverSix::kNone) {
-    text += std::string(nvfp4.four_over_six == FourOverSix::kMse ? " mse " : " mae ") + std::to_string(nvfp4.range);
+    text += std::string(nvfp4.four_over_six == FourOverSix::kMse ? " mse " : " mae ") +
+            std::to_string(nvfp4.range);
   }
   return text;
 }
@@ -44,7 +45,8 @@ bool Quantizer::takes(int64_t rows, int64_t cols) const {
 const std::vector<Quantizer>& all_quantizers() {
   static const std::vector<Quantizer> all = [] {
     std::vector<Quantizer> list;
-    for (const auto kind : {Quantizer::Kind::kMxfp8Rows, Quantizer::Kind::kMxfp8Cols, Quantizer::Kind::kMxfp8Both}) {
+    for (const auto kind :
+         {Quantizer::Kind::kMxfp8Rows, Quantizer::Kind::kMxfp8Cols, Quantizer::Kind::kMxfp8Both}) {
       for (const Element element : {Element::kE4M3, Element::kE5M2}) {
         list.push_back({kind, element, {}});
       }
@@ -99,8 +101,11 @@ Bytes on_cpu(const Quantizer& quantizer, MatrixView x, ThreadPool& pool) {
   }
   out.amax.resize(num_scopes(quantizer, x.rows));
   const int64_t slices = (x.rows + kSlice - 1) / kSlice;
-  const auto slice = [&](int64_t i) { return x.slice_rows(i * kSlice, std::min(kSlice, x.rows - i * kSlice)); };
-  const bool per_tensor = quantizer.kind == Quantizer::Kind::kNvfp4 && quantizer.nvfp4.scope == Nvfp4Scope::kTensor;
+  const auto slice = [&](int64_t i) {
+    return x.slice_rows(i * kSlice, std::min(kSlice, x.rows - i * kSlice));
+  };
+  const bool per_tensor =
+      quantizer.kind == Quantizer::Kind::kNvfp4 && quantizer.nvfp4.scope == Nvfp4Scope::kTensor;
   if (per_tensor) {
     std::vector<float> maxima(static_cast<size_t>(slices));
     pool.parallel_for(slices, [&](int64_t i) { maxima[static_cast<size_t>(i)] = amax(slice(i)); });
@@ -208,9 +213,10 @@ QuantHealth health_on_gpu(const Quantizer& quantizer, MatrixView x, const Gpu& g
     cuda::quantize_mxfp8_cols(x, q.as<uint8_t>(), scale.as<uint8_t>(), quantizer.element, gpu.handle());
     cuda::measure_mxfp8_cols(x, scale.as<uint8_t>(), quantizer.element, record, shares, gpu.handle());
   } else {
-    cuda::quantize_nvfp4(x, quantizer.nvfp4, {q.as<uint8_t>(), scale.as<uint8_t>(), amax_memory.as<float>()}, nullptr,
-                         amax_scratch.as<float>(), gpu.handle());
-    cuda::measure_nvfp4(x, quantizer.nvfp4, scale.as<uint8_t>(), amax_memory.as<float>(), record, shares, gpu.handle());
+    cuda::quantize_nvfp4(x, quantizer.nvfp4, {q.as<uint8_t>(), scale.as<uint8_t>(), amax_memory.as<float>()},
+                         nullptr, amax_scratch.as<float>(), gpu.handle());
+    cuda::measure_nvfp4(x, quantizer.nvfp4, scale.as<uint8_t>(), amax_memory.as<float>(), record, shares,
+                        gpu.handle());
   }
   QuantHealth health;
   gpu.download(result, &health, sizeof(health));

@@ -76,8 +76,8 @@ TEST_CASE("quantizers: shapes of every remainder") {
   ThreadPool pool(num_cores());
   uint64_t seed = 1;
   int64_t differences = 0;
-  for (const int64_t cols : {16, 32, 48, 64, 96, 128, 160, 480, 512, 576, 768, 1024, 1536, 2048, 2064, 4096, 8192, 14336,
-                             40960, 40976, 50000, 65552}) {
+  for (const int64_t cols : {16,   32,   48,   64,   96,   128,  160,   480,   512,   576,   768,
+                             1024, 1536, 2048, 2064, 4096, 8192, 14336, 40960, 40976, 50000, 65552}) {
     for (const int64_t rows : {1, 3, 16, 32, 33, 64, 160}) {
       if (rows * cols > 4 << 20 && rows > 32) {
         continue;
@@ -108,8 +108,8 @@ TEST_CASE("quantizers: views with strides and odd addresses") {
     for (const Quantizer& quantizer : all_quantizers()) {
       const int64_t count = different(on_gpu(quantizer, view, *gpu), on_cpu(quantizer, host, pool));
       if (count != 0) {
-        std::printf("offset %d stride %d %s: %d bytes differ\n", static_cast<int>(offset), static_cast<int>(stride),
-                    quantizer.name().c_str(), static_cast<int>(count));
+        std::printf("offset %d stride %d %s: %d bytes differ\n", static_cast<int>(offset),
+                    static_cast<int>(stride), quantizer.name().c_str(), static_cast<int>(count));
       }
       differences += count;
     }
@@ -204,8 +204,9 @@ TEST_CASE("quantizers: an outer scale given from outside") {
   view_b.data = device_b.data();
   formats::cuda::amax(view_a, unit, false, scratch.as<float>(), gpu->handle());
   formats::cuda::amax(view_b, unit, true, scratch.as<float>(), gpu->handle());
-  formats::cuda::quantize_nvfp4(view_a, options, {q_memory.as<uint8_t>(), scale_memory.as<uint8_t>(), unit + 1}, unit,
-                                nullptr, gpu->handle());
+  formats::cuda::quantize_nvfp4(view_a, options,
+                                {q_memory.as<uint8_t>(), scale_memory.as<uint8_t>(), unit + 1}, unit, nullptr,
+                                gpu->handle());
   CHECK(gpu->download<float>(amax_memory, 2) == std::vector<float>{shared, shared});
   CHECK(gpu_test::different(gpu->download<uint8_t>(q_memory, q.size()), q) == 0);
   CHECK(gpu_test::different(gpu->download<uint8_t>(scale_memory, scale.size()), scale) == 0);
@@ -254,7 +255,8 @@ TEST_CASE("decoders: every code under every scale") {
   for (size_t i = 0; i < scale32.size(); ++i) scale32[i] = static_cast<uint8_t>(i / (kCols / 32));
   std::vector<uint8_t> col_scale(kRows / 32 * kCols);
   for (size_t i = 0; i < col_scale.size(); ++i) col_scale[i] = static_cast<uint8_t>(i * 7);
-  const std::vector<float> amax = {3.4e38F, 1.0F, 0.0F, 1.5e-40F, 1234.567F, std::bit_cast<float>(0x7f800000u)};
+  const std::vector<float> amax = {3.4e38F,  1.0F,      0.0F,
+                                   1.5e-40F, 1234.567F, std::bit_cast<float>(0x7f800000u)};
   std::vector<float> row_amax;
   for (int64_t r = 0; r < kRows; ++r) row_amax.push_back(amax[static_cast<size_t>(r) % amax.size()]);
 
@@ -276,27 +278,31 @@ TEST_CASE("decoders: every code under every scale") {
   for (const Element element : {Element::kE4M3, Element::kE5M2}) {
     dequantize_mxfp8(q.data(), scale32.data(), kRows, kCols, Axis::kRow, element, expected.data());
     compare([&](MatrixView out) {
-      formats::cuda::dequantize_mxfp8_rows(q_memory.as<uint8_t>(), scale32_memory.as<uint8_t>(), element, out, gpu->handle());
+      formats::cuda::dequantize_mxfp8_rows(q_memory.as<uint8_t>(), scale32_memory.as<uint8_t>(), element, out,
+                                           gpu->handle());
     });
     dequantize_mxfp8(q.data(), col_scale.data(), kRows, kCols, Axis::kCol, element, expected.data());
     compare([&](MatrixView out) {
-      formats::cuda::dequantize_mxfp8_cols(q_memory.as<uint8_t>(), col_memory.as<uint8_t>(), element, out, gpu->handle());
+      formats::cuda::dequantize_mxfp8_cols(q_memory.as<uint8_t>(), col_memory.as<uint8_t>(), element, out,
+                                           gpu->handle());
     });
   }
   for (const int range : {448, 256}) {
     for (const Nvfp4Scope scope : {Nvfp4Scope::kToken, Nvfp4Scope::kTensor}) {
       dequantize_nvfp4(q.data(), scale.data(), row_amax.data(), kRows, kCols, scope, range, expected.data());
       compare([&](MatrixView out) {
-        formats::cuda::dequantize_nvfp4(q_memory.as<uint8_t>(), scale_memory.as<uint8_t>(), amax_memory.as<float>(), scope,
-                                        range, out, gpu->handle());
+        formats::cuda::dequantize_nvfp4(q_memory.as<uint8_t>(), scale_memory.as<uint8_t>(),
+                                        amax_memory.as<float>(), scope, range, out, gpu->handle());
       });
     }
   }
   for (int64_t r = 0; r < kRows; ++r) {
-    decode_nvfp4_products_row(q.data() + r * kCols / 2, scale.data() + r * kCols / 16, kCols, expected.data() + r * kCols);
+    decode_nvfp4_products_row(q.data() + r * kCols / 2, scale.data() + r * kCols / 16, kCols,
+                              expected.data() + r * kCols);
   }
   compare([&](MatrixView out) {
-    formats::cuda::dequantize_nvfp4_products(q_memory.as<uint8_t>(), scale_memory.as<uint8_t>(), out, gpu->handle());
+    formats::cuda::dequantize_nvfp4_products(q_memory.as<uint8_t>(), scale_memory.as<uint8_t>(), out,
+                                             gpu->handle());
   });
 }
 
@@ -329,8 +335,8 @@ TEST_CASE("quantizers: every reference byte is reproduced") {
           return;
         }
         ++num_tensors;
-        const bool same = static_cast<size_t>((*tensor)->bytes) == size &&
-                          std::memcmp((*tensor)->data, mine, size) == 0;
+        const bool same =
+            static_cast<size_t>((*tensor)->bytes) == size && std::memcmp((*tensor)->data, mine, size) == 0;
         if (!same) {
           std::printf("%s %s%s differs\n", entry.path().filename().c_str(), prefix.c_str(), name);
           ++differences;

@@ -92,7 +92,8 @@ int64_t mxfp8_differences(const Gpu& gpu, MatrixView y, const Memory& q, const M
   std::vector<uint8_t> q_cpu(n);
   std::vector<uint8_t> scale_cpu(n / 32);
   formats::quantize_mxfp8_rows(y, q_cpu.data(), scale_cpu.data(), formats::Element::kE4M3);
-  return different(gpu.download<uint8_t>(q, n), q_cpu) + different(gpu.download<uint8_t>(scale, n / 32), scale_cpu);
+  return different(gpu.download<uint8_t>(q, n), q_cpu) +
+         different(gpu.download<uint8_t>(scale, n / 32), scale_cpu);
 }
 int64_t nvfp4_differences(const Gpu& gpu, MatrixView y, const formats::Nvfp4Options& options, const Memory& q,
                           const Memory& scale, const Memory& amax) {
@@ -122,10 +123,13 @@ int64_t rms_norm_differences(const Gpu& gpu, int64_t rows, int64_t cols) {
   const Memory weight_memory = gpu.upload(weight);
   const Memory y_memory = gpu.allocate(x_memory.bytes());
   const Memory inv_memory = gpu.allocate(inv.size() * sizeof(float));
-  cuda::rms_norm(at(host, x_memory), weight_memory.as<BF16>(), kEps, at(host, y_memory), inv_memory.as<float>(), gpu.handle());
-  int64_t count = different(gpu.download<T>(y_memory, y.size()), y) + different(gpu.download<float>(inv_memory, inv.size()), inv);
+  cuda::rms_norm(at(host, x_memory), weight_memory.as<BF16>(), kEps, at(host, y_memory),
+                 inv_memory.as<float>(), gpu.handle());
+  int64_t count = different(gpu.download<T>(y_memory, y.size()), y) +
+                  different(gpu.download<float>(inv_memory, inv.size()), inv);
   // In place, without inv_rms.
-  cuda::rms_norm(at(host, x_memory), weight_memory.as<BF16>(), kEps, at(host, x_memory), nullptr, gpu.handle());
+  cuda::rms_norm(at(host, x_memory), weight_memory.as<BF16>(), kEps, at(host, x_memory), nullptr,
+                 gpu.handle());
   count += different(gpu.download<T>(x_memory, y.size()), y);
   return count;
 }
@@ -159,14 +163,17 @@ Fused fused_differences(const Gpu& gpu, int64_t rows, int64_t cols) {
   const Memory scale = gpu.allocate(x.size() / 16);
   const Memory amax = gpu.allocate(static_cast<size_t>(rows) * sizeof(float));
   const formats::Nvfp4Output out{q.as<uint8_t>(), scale.as<uint8_t>(), amax.as<float>()};
-  const formats::Nvfp4Options plain{formats::Nvfp4Scope::kToken, formats::Nvfp4Layout::k1x16, FourOverSix::kNone, 448};
-  const formats::Nvfp4Options four{formats::Nvfp4Scope::kToken, formats::Nvfp4Layout::k1x16, FourOverSix::kMae, 256};
+  const formats::Nvfp4Options plain{formats::Nvfp4Scope::kToken, formats::Nvfp4Layout::k1x16,
+                                    FourOverSix::kNone, 448};
+  const formats::Nvfp4Options four{formats::Nvfp4Scope::kToken, formats::Nvfp4Layout::k1x16,
+                                   FourOverSix::kMae, 256};
 
   rms_norm(host, weight.data(), kEps, y_host, nullptr);
   if (cols % 32 == 0) {
-    cuda::rms_norm_mxfp8(at(host, x_memory), weight_memory.as<BF16>(), kEps, at(host, y_memory), nullptr, q.as<uint8_t>(),
-                         scale.as<uint8_t>(), gpu.handle());
-    count.rms_mxfp8 += mxfp8_differences(gpu, y_host, q, scale) + different(gpu.download<BF16>(y_memory, y.size()), y);
+    cuda::rms_norm_mxfp8(at(host, x_memory), weight_memory.as<BF16>(), kEps, at(host, y_memory), nullptr,
+                         q.as<uint8_t>(), scale.as<uint8_t>(), gpu.handle());
+    count.rms_mxfp8 +=
+        mxfp8_differences(gpu, y_host, q, scale) + different(gpu.download<BF16>(y_memory, y.size()), y);
   }
   for (const auto& options : {plain, four}) {
     cuda::rms_norm_nvfp4(at(host, x_memory), weight_memory.as<BF16>(), kEps, MatrixView{}, nullptr, out,
@@ -176,20 +183,22 @@ Fused fused_differences(const Gpu& gpu, int64_t rows, int64_t cols) {
 
   swiglu(host, matrix_view(up.data(), rows, cols), y_host);
   if (cols % 32 == 0) {
-    cuda::swiglu_mxfp8(at(host, x_memory), at(host, up_memory), at(host, y_memory), q.as<uint8_t>(), scale.as<uint8_t>(),
-                       gpu.handle());
-    count.swiglu_mxfp8 += mxfp8_differences(gpu, y_host, q, scale) + different(gpu.download<BF16>(y_memory, y.size()), y);
+    cuda::swiglu_mxfp8(at(host, x_memory), at(host, up_memory), at(host, y_memory), q.as<uint8_t>(),
+                       scale.as<uint8_t>(), gpu.handle());
+    count.swiglu_mxfp8 +=
+        mxfp8_differences(gpu, y_host, q, scale) + different(gpu.download<BF16>(y_memory, y.size()), y);
   }
   for (const auto& options : {plain, four}) {
-    cuda::swiglu_nvfp4(at(host, x_memory), at(host, up_memory), MatrixView{}, out, options.four_over_six, options.range,
-                       gpu.handle());
+    cuda::swiglu_nvfp4(at(host, x_memory), at(host, up_memory), MatrixView{}, out, options.four_over_six,
+                       options.range, gpu.handle());
     count.swiglu_nvfp4 += nvfp4_differences(gpu, y_host, options, q, scale, amax);
   }
   return count;
 }
 
-const std::vector<std::pair<int64_t, int64_t>> kShapes = {{1, 16},    {5, 64},    {64, 128}, {33, 576},  {7, 768},
-                                                          {128, 2048}, {3, 4096}, {16, 6144}, {2, 14336}, {5, 40960}};
+const std::vector<std::pair<int64_t, int64_t>> kShapes = {{1, 16},    {5, 64},     {64, 128}, {33, 576},
+                                                          {7, 768},   {128, 2048}, {3, 4096}, {16, 6144},
+                                                          {2, 14336}, {5, 40960}};
 
 }  // namespace
 
@@ -211,7 +220,8 @@ TEST_CASE("rows: rms norm has the CPU's bits") {
 TEST_CASE("rows: swiglu has the CPU's bits") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
-  for (const auto& [rows, cols] : {std::pair{int64_t{1}, int64_t{1}}, {3, 5}, {7, 768}, {128, 1536}, {40, 6144}, {9, 1001}}) {
+  for (const auto& [rows, cols] :
+       {std::pair{int64_t{1}, int64_t{1}}, {3, 5}, {7, 768}, {128, 1536}, {40, 6144}, {9, 1001}}) {
     CAPTURE(rows, cols);
     CHECK(swiglu_differences<BF16>(*gpu, rows, cols) == 0);
     CHECK(swiglu_differences<float>(*gpu, rows, cols) == 0);
@@ -261,17 +271,19 @@ TEST_CASE("rows: rope has the CPU's bits") {
     const int32_t* y_rows = scattered ? rows.data() : nullptr;
     const int32_t* y_rows_device = scattered ? row_memory.as<int32_t>() : nullptr;
     if (neighbours) {
-      apply_rope_heads(host, {kHeads, dim, dim, RopePairs::kNeighbours}, positions.data(), table, y_host, y_rows);
-      cuda::apply_rope_heads(at(host, x_memory), {kHeads, dim, dim, true}, position_memory.as<int32_t>(), view,
-                             at(host, y_memory), y_rows_device, gpu->handle());
+      apply_rope_heads(host, {kHeads, dim, dim, RopePairs::kNeighbours}, positions.data(), table, y_host,
+                       y_rows);
+      cuda::apply_rope_heads(at(host, x_memory), {kHeads, dim, dim, true}, position_memory.as<int32_t>(),
+                             view, at(host, y_memory), y_rows_device, gpu->handle());
     } else {
       apply_rope(host, positions.data(), table, y_host, y_rows);
-      cuda::apply_rope(at(host, x_memory), position_memory.as<int32_t>(), view, at(host, y_memory), y_rows_device,
-                       gpu->handle());
+      cuda::apply_rope(at(host, x_memory), position_memory.as<int32_t>(), view, at(host, y_memory),
+                       y_rows_device, gpu->handle());
     }
     CHECK(different(gpu->download<T>(y_memory, y.size()), y) == 0);
     if (!neighbours && !scattered) {  // in place
-      cuda::apply_rope(at(host, x_memory), position_memory.as<int32_t>(), view, at(host, x_memory), nullptr, gpu->handle());
+      cuda::apply_rope(at(host, x_memory), position_memory.as<int32_t>(), view, at(host, x_memory), nullptr,
+                       gpu->handle());
       CHECK(different(gpu->download<T>(x_memory, y.size()), y) == 0);
     }
   };
@@ -301,7 +313,8 @@ TEST_CASE("rows: embedding and residual sums have the CPU's bits") {
       const MatrixView host = matrix_view(y.data(), 99, cols);
       embed_rows(table.data(), tokens, host);
       const Memory y_memory = gpu->allocate(y.size() * sizeof(T));
-      cuda::embed_rows(table_memory.as<BF16>(), token_memory.as<int32_t>(), 99, at(host, y_memory), gpu->handle());
+      cuda::embed_rows(table_memory.as<BF16>(), token_memory.as<int32_t>(), 99, at(host, y_memory),
+                       gpu->handle());
       CHECK(different(gpu->download<T>(y_memory, y.size()), y) == 0);
       std::vector<T> delta = mixed<T>(8, 99, cols);
       const Memory delta_memory = gpu->upload(delta);
@@ -351,8 +364,9 @@ TEST_CASE("rows: routers choose and weigh as on the CPU") {
     const Memory id_memory = gpu->allocate(ids.size() * sizeof(int32_t));
     const Memory weight_memory = gpu->allocate(weights.size() * sizeof(float));
     for (const bool replayed : {false, true}) {
-      cuda::route(rule, logit_memory.as<float>(), kTokens, biased ? bias_memory.as<float>() : nullptr, replayed,
-                  score_memory.as<float>(), id_memory.as<int32_t>(), weight_memory.as<float>(), gpu->handle());
+      cuda::route(rule, logit_memory.as<float>(), kTokens, biased ? bias_memory.as<float>() : nullptr,
+                  replayed, score_memory.as<float>(), id_memory.as<int32_t>(), weight_memory.as<float>(),
+                  gpu->handle());
       CHECK(different(gpu->download<float>(score_memory, scores.size()), scores) == 0);
       CHECK(different(gpu->download<int32_t>(id_memory, ids.size()), ids) == 0);
       CHECK(different(gpu->download<float>(weight_memory, weights.size()), weights) == 0);
@@ -369,23 +383,29 @@ TEST_CASE("rows: routers choose and weigh as on the CPU") {
 TEST_CASE("rows: experts are sorted and combined as on the CPU") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
-  for (const auto& [tokens, experts, k] : {std::tuple{int64_t{1}, int64_t{128}, int64_t{8}}, {1000, 128, 8}, {77, 8, 2}, {1500, 60, 6}, {1100, 1024, 8}}) {
+  for (const auto& [tokens, experts, k] : {std::tuple{int64_t{1}, int64_t{128}, int64_t{8}},
+                                           {1000, 128, 8},
+                                           {77, 8, 2},
+                                           {1500, 60, 6},
+                                           {1100, 1024, 8}}) {
     std::vector<int32_t> ids;
     Random random(6);
-    for (int64_t i = 0; i < tokens * k; ++i) ids.push_back(static_cast<int32_t>(random.next() % static_cast<uint64_t>(experts)));
+    for (int64_t i = 0; i < tokens * k; ++i)
+      ids.push_back(static_cast<int32_t>(random.next() % static_cast<uint64_t>(experts)));
     const auto rows = ids.size();
     std::vector<int32_t> offsets(static_cast<size_t>(experts + 1));
     std::vector<int32_t> sorted_tokens(rows);
     std::vector<int32_t> sorted_slots(rows);
     std::vector<int32_t> slot_rows(rows);
-    sort_by_expert(ids, experts, k, {offsets.data(), sorted_tokens.data(), sorted_slots.data(), slot_rows.data()});
+    sort_by_expert(ids, experts, k,
+                   {offsets.data(), sorted_tokens.data(), sorted_slots.data(), slot_rows.data()});
     const Memory id_memory = gpu->upload(ids);
     const Memory offset_memory = gpu->allocate(offsets.size() * 4);
     const Memory token_memory = gpu->allocate(rows * 4);
     const Memory slot_memory = gpu->allocate(rows * 4);
     const Memory row_memory = gpu->allocate(rows * 4);
-    const Memory scratch =
-        gpu->allocate(static_cast<size_t>(cuda::sort_scratch(static_cast<int64_t>(rows), experts)) * sizeof(int32_t));
+    const Memory scratch = gpu->allocate(
+        static_cast<size_t>(cuda::sort_scratch(static_cast<int64_t>(rows), experts)) * sizeof(int32_t));
     cuda::sort_by_expert(id_memory.as<int32_t>(), static_cast<int64_t>(rows), experts, k,
                          {offset_memory.as<int32_t>(), token_memory.as<int32_t>(), slot_memory.as<int32_t>(),
                           row_memory.as<int32_t>()},
@@ -406,10 +426,12 @@ TEST_CASE("rows: experts are sorted and combined as on the CPU") {
       const Memory down_memory = gpu->upload(down);
       const Memory weight_memory = gpu->upload(weights);
       const Memory gathered = gpu->allocate(down_memory.bytes());
-      cuda::gather_rows(at(host, x_memory), token_memory.as<int32_t>(), at(down_host, gathered), gpu->handle());
+      cuda::gather_rows(at(host, x_memory), token_memory.as<int32_t>(), at(down_host, gathered),
+                        gpu->handle());
       std::vector<T> gathered_cpu(down.size());
       for (int64_t r = 0; r < row_count; ++r) {
-        std::copy_n(x.begin() + sorted_tokens[static_cast<size_t>(r)] * cols, cols, gathered_cpu.begin() + r * cols);
+        std::copy_n(x.begin() + sorted_tokens[static_cast<size_t>(r)] * cols, cols,
+                    gathered_cpu.begin() + r * cols);
       }
       CHECK(different(gpu->download<T>(gathered, down.size()), gathered_cpu) == 0);
       combine_experts(host, down_host, weights.data(), slot_rows.data(), k, 0, tokens, host);
@@ -455,13 +477,13 @@ TEST_CASE("rows: log-probabilities and entropies have the CPU's bits") {
     const Memory entropy_memory = gpu->allocate(kRows * 4);
     const MatrixView view = at(matrix_view(logits.data(), kRows, vocab), logit_memory);
     CAPTURE(vocab);
-    cuda::token_logprobs(view, temperature_memory.as<float>(), token_memory.as<int32_t>(), logprob_memory.as<float>(),
-                         entropy_memory.as<float>(), gpu->handle());
+    cuda::token_logprobs(view, temperature_memory.as<float>(), token_memory.as<int32_t>(),
+                         logprob_memory.as<float>(), entropy_memory.as<float>(), gpu->handle());
     CHECK(different(gpu->download<float>(logprob_memory, kRows), logprobs) == 0);
     CHECK(different(gpu->download<float>(entropy_memory, kRows), entropies) == 0);
     const Memory alone = gpu->allocate(kRows * 4);
-    cuda::token_logprobs(view, temperature_memory.as<float>(), token_memory.as<int32_t>(), alone.as<float>(), nullptr,
-                         gpu->handle());
+    cuda::token_logprobs(view, temperature_memory.as<float>(), token_memory.as<int32_t>(), alone.as<float>(),
+                         nullptr, gpu->handle());
     CHECK(different(gpu->download<float>(alone, kRows), logprobs) == 0);
   }
 }

@@ -66,19 +66,23 @@ TEST_CASE("sampler: tokens and log-probabilities are the CPU's") {
     const Memory request_memory = gpu->upload(requests);
     const Memory result_memory = gpu->allocate(static_cast<size_t>(rows) * sizeof(DrawResult));
     const MatrixView view{logit_memory.data(), Dtype::kF32, rows, vocab, vocab};
-    kernels::cuda::draw_tokens(view, request_memory.as<DrawRequest>(), result_memory.as<DrawResult>(), gpu->handle());
+    kernels::cuda::draw_tokens(view, request_memory.as<DrawRequest>(), result_memory.as<DrawResult>(),
+                               gpu->handle());
     const auto results = gpu->download<DrawResult>(result_memory, static_cast<size_t>(rows));
     rollout::SamplerScratch scratch;
     int64_t tokens = 0;
     int64_t bits = 0;
     for (int64_t r = 0; r < rows; ++r) {
       const auto i = static_cast<size_t>(r);
-      const auto drawn = rollout::draw_token({logits.data() + r * vocab, static_cast<size_t>(vocab)}, params[i],
-                                             requests[i].random, scratch);
+      const auto drawn = rollout::draw_token({logits.data() + r * vocab, static_cast<size_t>(vocab)},
+                                             params[i], requests[i].random, scratch);
       REQUIRE(drawn.ok());
       tokens += drawn->token != results[i].token ? 1 : 0;
       bits += std::bit_cast<uint32_t>(drawn->logprob) != std::bit_cast<uint32_t>(results[i].logprob) ? 1 : 0;
-      bits += std::bit_cast<uint32_t>(drawn->sampling_logprob) != std::bit_cast<uint32_t>(results[i].sampling_logprob) ? 1 : 0;
+      bits += std::bit_cast<uint32_t>(drawn->sampling_logprob) !=
+                      std::bit_cast<uint32_t>(results[i].sampling_logprob)
+                  ? 1
+                  : 0;
     }
     CAPTURE(vocab);
     CHECK(tokens == 0);
@@ -99,8 +103,8 @@ TEST_CASE("sampler: what cannot be drawn is named") {
   const Memory logit_memory = gpu->upload(logits);
   const Memory request_memory = gpu->upload(requests);
   const Memory result_memory = gpu->allocate(4 * sizeof(DrawResult));
-  kernels::cuda::draw_tokens({logit_memory.data(), Dtype::kF32, 4, kVocab, kVocab}, request_memory.as<DrawRequest>(),
-                             result_memory.as<DrawResult>(), gpu->handle());
+  kernels::cuda::draw_tokens({logit_memory.data(), Dtype::kF32, 4, kVocab, kVocab},
+                             request_memory.as<DrawRequest>(), result_memory.as<DrawResult>(), gpu->handle());
   const auto results = gpu->download<DrawResult>(result_memory, 4);
   CHECK(results[0].bad_token == 500);
   CHECK(results[1].bad_token == 777);

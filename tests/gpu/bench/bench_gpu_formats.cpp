@@ -1,5 +1,5 @@
-// Quantizers on the device: time, bytes moved and their share of the bandwidth of a copy, measured in the same run.
-// Inputs rotate over more memory than the cache holds. `bench_gpu_formats [megabytes of input...]`.
+// Quantizers on the device: time, bytes moved and their share of the bandwidth of a copy, measured in the
+// same run. Inputs rotate over more memory than the cache holds. `bench_gpu_formats [megabytes of input...]`.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -80,12 +80,15 @@ void bench(const Gpu& gpu, int64_t megabytes, int64_t cols) {
   }
   const Memory scratch = gpu.allocate(cuda::kAmaxScratch * sizeof(float));
   const Memory copy_to = gpu.allocate(x_bytes);
-  const double copy = 2.0 * static_cast<double>(x_bytes) / seconds_of(gpu, sets, [&](int i) {
-                        must(gpu.stream().copy(copy_to.data(), all[static_cast<size_t>(i)].x.data(), x_bytes));
-                      });
+  const double copy =
+      2.0 * static_cast<double>(x_bytes) / seconds_of(gpu, sets, [&](int i) {
+        must(gpu.stream().copy(copy_to.data(), all[static_cast<size_t>(i)].x.data(), x_bytes));
+      });
   std::printf("%s [%lld, %lld] %lld MB; copy %.2f TB/s\n", sizeof(T) == 2 ? "bf16" : "fp32",
-              static_cast<long long>(rows), static_cast<long long>(cols), static_cast<long long>(megabytes), copy / 1e12);
-  const auto report = [&](const std::string& name, double bytes_per_element, const std::function<void(const Set&, MatrixView)>& run) {
+              static_cast<long long>(rows), static_cast<long long>(cols), static_cast<long long>(megabytes),
+              copy / 1e12);
+  const auto report = [&](const std::string& name, double bytes_per_element,
+                          const std::function<void(const Set&, MatrixView)>& run) {
     const double seconds = seconds_of(gpu, sets, [&](int i) {
       const Set& set = all[static_cast<size_t>(i)];
       run(set, MatrixView{set.x.data(), DtypeOf<T>::value, rows, cols, cols});
@@ -108,7 +111,8 @@ void bench(const Gpu& gpu, int64_t megabytes, int64_t cols) {
                                 s.col_scale.as<uint8_t>(), element, gpu.handle());
     });
   }
-  const auto nvfp4 = [&](const std::string& name, double bytes_per_element, const Nvfp4Options& options, bool shared) {
+  const auto nvfp4 = [&](const std::string& name, double bytes_per_element, const Nvfp4Options& options,
+                         bool shared) {
     report("nvfp4 " + name, bytes_per_element, [&, shared](const Set& s, MatrixView x) {
       cuda::quantize_nvfp4(x, options, {s.row_q.as<uint8_t>(), s.row_scale.as<uint8_t>(), s.amax.as<float>()},
                            shared ? s.amax.as<float>() : nullptr, scratch.as<float>(), gpu.handle());
@@ -127,7 +131,9 @@ void bench(const Gpu& gpu, int64_t megabytes, int64_t cols) {
   for (Nvfp4Options options : {token, tensor, square}) {
     options.four_over_six = FourOverSix::kMse;
     const bool per_token = options.scope == Nvfp4Scope::kToken;
-    nvfp4(per_token ? "token 4/6" : options.layout == Nvfp4Layout::k16x16 ? "16x16 4/6 given A" : "tensor 4/6 given A",
+    nvfp4(per_token                               ? "token 4/6"
+          : options.layout == Nvfp4Layout::k16x16 ? "16x16 4/6 given A"
+                                                  : "tensor 4/6 given A",
           in + kOut, options, !per_token);
   }
 }

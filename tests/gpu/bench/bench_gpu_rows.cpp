@@ -1,5 +1,5 @@
-// Row-local kernels on the device: time, bytes moved and their share of the bandwidth of a copy, measured in the same
-// run, at the shapes of SmolLM2-135M and of a layer of Qwen3-30B-A3B.
+// Row-local kernels on the device: time, bytes moved and their share of the bandwidth of a copy, measured in
+// the same run, at the shapes of SmolLM2-135M and of a layer of Qwen3-30B-A3B.
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -80,20 +80,20 @@ void bench_rows(const Gpu& gpu, int64_t rows, int64_t cols) {
   const formats::Nvfp4Output out{q.as<uint8_t>(), scale.as<uint8_t>(), amax.as<float>()};
   const StreamHandle s = gpu.handle();
   report(gpu, "add_rows", 6 * n, [&] { cuda::add_rows(view(x), view(up), view(y), s); });
-  report(gpu, "rms_norm", 4 * n, [&] { cuda::rms_norm(view(x), weight.as<BF16>(), 1e-6F, view(y), nullptr, s); });
+  report(gpu, "rms_norm", 4 * n,
+         [&] { cuda::rms_norm(view(x), weight.as<BF16>(), 1e-6F, view(y), nullptr, s); });
   report(gpu, "rms_norm + mxfp8", (2 + 33.0 / 32) * n, [&] {
-    cuda::rms_norm_mxfp8(view(x), weight.as<BF16>(), 1e-6F, {}, nullptr, q.as<uint8_t>(), scale.as<uint8_t>(), s);
+    cuda::rms_norm_mxfp8(view(x), weight.as<BF16>(), 1e-6F, {}, nullptr, q.as<uint8_t>(), scale.as<uint8_t>(),
+                         s);
   });
   report(gpu, "rms_norm + nvfp4", (2 + 9.0 / 16) * n, [&] {
     cuda::rms_norm_nvfp4(view(x), weight.as<BF16>(), 1e-6F, {}, nullptr, out, FourOverSix::kNone, 448, s);
   });
   report(gpu, "swiglu", 6 * n, [&] { cuda::swiglu(view(x), view(up), view(y), s); });
-  report(gpu, "swiglu + mxfp8", (4 + 33.0 / 32) * n, [&] {
-    cuda::swiglu_mxfp8(view(x), view(up), {}, q.as<uint8_t>(), scale.as<uint8_t>(), s);
-  });
-  report(gpu, "swiglu + nvfp4", (4 + 9.0 / 16) * n, [&] {
-    cuda::swiglu_nvfp4(view(x), view(up), {}, out, FourOverSix::kNone, 448, s);
-  });
+  report(gpu, "swiglu + mxfp8", (4 + 33.0 / 32) * n,
+         [&] { cuda::swiglu_mxfp8(view(x), view(up), {}, q.as<uint8_t>(), scale.as<uint8_t>(), s); });
+  report(gpu, "swiglu + nvfp4", (4 + 9.0 / 16) * n,
+         [&] { cuda::swiglu_nvfp4(view(x), view(up), {}, out, FourOverSix::kNone, 448, s); });
   constexpr int64_t kHalf = 64;
   if (cols % (2 * kHalf) == 0) {
     const Memory table = ordinary<float>(gpu, 8192 * kHalf, 1.0F);
@@ -101,7 +101,8 @@ void bench_rows(const Gpu& gpu, int64_t rows, int64_t cols) {
     for (int64_t r = 0; r < rows; ++r) positions.push_back(static_cast<int32_t>(r % 8192));
     const Memory position_memory = gpu.upload(positions);
     const cuda::RopeTableView rope{table.as<float>(), table.as<float>(), kHalf};
-    report(gpu, "rope", 4 * n, [&] { cuda::apply_rope(view(x), position_memory.as<int32_t>(), rope, view(y), nullptr, s); });
+    report(gpu, "rope", 4 * n,
+           [&] { cuda::apply_rope(view(x), position_memory.as<int32_t>(), rope, view(y), nullptr, s); });
   }
 }
 
@@ -128,16 +129,19 @@ void bench_moe(const Gpu& gpu, int64_t tokens) {
   const RouterRule rule{RouterScoring::kSoftmax, kExperts, kTopK, 1, 1, true, 1.0F};
   const auto n = static_cast<double>(tokens);
   report(gpu, "route", n * (kExperts * 4 + kTopK * 8), [&] {
-    cuda::route(rule, logits.as<float>(), tokens, nullptr, false, nullptr, ids.as<int32_t>(), weights.as<float>(), s);
+    cuda::route(rule, logits.as<float>(), tokens, nullptr, false, nullptr, ids.as<int32_t>(),
+                weights.as<float>(), s);
   });
-  const Memory sort_memory = gpu.allocate(static_cast<size_t>(cuda::sort_scratch(tokens * kTopK, kExperts)) * 4);
-  const ExpertOrder order{offsets.as<int32_t>(), sorted_tokens.as<int32_t>(), sorted_slots.as<int32_t>(), slot_rows.as<int32_t>()};
+  const Memory sort_memory =
+      gpu.allocate(static_cast<size_t>(cuda::sort_scratch(tokens * kTopK, kExperts)) * 4);
+  const ExpertOrder order{offsets.as<int32_t>(), sorted_tokens.as<int32_t>(), sorted_slots.as<int32_t>(),
+                          slot_rows.as<int32_t>()};
   report(gpu, "sort_by_expert", n * kTopK * 16, [&] {
-    cuda::sort_by_expert(ids.as<int32_t>(), tokens * kTopK, kExperts, kTopK, order, sort_memory.as<int32_t>(), s);
+    cuda::sort_by_expert(ids.as<int32_t>(), tokens * kTopK, kExperts, kTopK, order, sort_memory.as<int32_t>(),
+                         s);
   });
-  report(gpu, "gather_rows", n * kTopK * kHidden * 2 * 2, [&] {
-    cuda::gather_rows(x_view, sorted_tokens.as<int32_t>(), down_view, s);
-  });
+  report(gpu, "gather_rows", n * kTopK * kHidden * 2 * 2,
+         [&] { cuda::gather_rows(x_view, sorted_tokens.as<int32_t>(), down_view, s); });
   report(gpu, "combine_experts", n * kHidden * 2 * (kTopK + 2), [&] {
     cuda::combine_experts(x_view, down_view, weights.as<float>(), slot_rows.as<int32_t>(), kTopK, y_view, s);
   });
@@ -155,15 +159,17 @@ void bench_vocab(const Gpu& gpu, int64_t rows, int64_t vocab) {
   const MatrixView view{logits.data(), Dtype::kF32, rows, vocab, vocab};
   const auto bytes = static_cast<double>(rows * vocab) * 4;
   report(gpu, "token_logprobs", bytes, [&] {
-    cuda::token_logprobs(view, temperature_memory.as<float>(), token_memory.as<int32_t>(), out.as<float>(), nullptr, gpu.handle());
+    cuda::token_logprobs(view, temperature_memory.as<float>(), token_memory.as<int32_t>(), out.as<float>(),
+                         nullptr, gpu.handle());
   });
   report(gpu, "token_logprobs + entropy", bytes, [&] {
     cuda::token_logprobs(view, temperature_memory.as<float>(), token_memory.as<int32_t>(), out.as<float>(),
                          entropies.as<float>(), gpu.handle());
   });
   const Memory results = gpu.allocate(static_cast<size_t>(rows) * sizeof(cuda::DrawResult));
-  for (const auto& [name, request] : {std::pair{"draw", cuda::DrawRequest{1u << 31, 1.0F, 1.0F, -1}},
-                                      std::pair{"draw top-p 0.9 top-k 50", cuda::DrawRequest{1u << 31, 1.0F, 0.9F, 50}}}) {
+  for (const auto& [name, request] :
+       {std::pair{"draw", cuda::DrawRequest{1u << 31, 1.0F, 1.0F, -1}},
+        std::pair{"draw top-p 0.9 top-k 50", cuda::DrawRequest{1u << 31, 1.0F, 0.9F, 50}}}) {
     const Memory requests = gpu.upload(std::vector<cuda::DrawRequest>(static_cast<size_t>(rows), request));
     report(gpu, name, bytes, [&] {
       cuda::draw_tokens(view, requests.as<cuda::DrawRequest>(), results.as<cuda::DrawResult>(), gpu.handle());
@@ -181,7 +187,8 @@ int main() {
   constexpr size_t kCopyBytes = size_t{1} << 29;
   const Memory from = ordinary<float>(*gpu, static_cast<int64_t>(kCopyBytes / 4), 1.0F);
   const Memory to = gpu->allocate(kCopyBytes);
-  copy_rate = 2.0 * kCopyBytes / seconds_of(*gpu, [&] { must(gpu->stream().copy(to.data(), from.data(), kCopyBytes)); });
+  copy_rate = 2.0 * kCopyBytes /
+              seconds_of(*gpu, [&] { must(gpu->stream().copy(to.data(), from.data(), kCopyBytes)); });
   std::printf("%s; copy %.2f TB/s; shares are of that\n", gpu->name().c_str(), copy_rate / 1e12);
   bench_rows(*gpu, 65536, 2048);
   bench_rows(*gpu, 131072, 768);

@@ -4,8 +4,8 @@
 
 #include "support/catch.hpp"
 
-// Four over six divides by 2688 or 1536. Kernels do it with the rounded reciprocal and one correction; scaling by a
-// power of two changes nothing, so all significands of one binade are all cases.
+// Four over six divides by 2688 or 1536. Kernels do it with the rounded reciprocal and one correction;
+// scaling by a power of two changes nothing, so all significands of one binade are all cases.
 TEST_CASE("formats: one correction step divides by the NVFP4 ranges exactly") {
   for (const float divisor : {2688.0F, 1536.0F}) {
     const float inverse = 1.0F / divisor;
