@@ -10,8 +10,6 @@
 //   dq    q   k   do  v   k
 //   dk    k   q   v   do  q
 //   dv    k   q           do
-#include <cassert>
-
 #include "kernels/attention/attention_backward_tiles.cuh"
 
 namespace accord::kernels::cuda {
@@ -258,7 +256,8 @@ void launch(const AttentionBackwardArgs& args, int width, int depth, StreamHandl
 
 void attention_backward(const AttentionBackwardArgs& args, StreamHandle stream) {
   const AttentionDims& d = args.dims;
-  assert(d.head_dim % kTile == 0 && d.v_head_dim % kTile == 0 && args.num_tiles <= 65535);
+  require(d.head_dim % kTile == 0 && d.v_head_dim % kTile == 0 && args.num_tiles <= 65535,
+          "d.head_dim % kTile == 0 && d.v_head_dim % kTile == 0 && args.num_tiles <= 65535");
   if (args.num_tiles == 0) return;
   const int64_t work = args.num_rows * d.num_heads;
   delta_kernel<<<static_cast<unsigned>(gpu::ceil_div(work, kThreads / 32)), kThreads, 0, stream>>>(args);

@@ -4,12 +4,10 @@
 // Few rows: a block of four warps owns 16 query vectors (rows times heads of one key/value head). Per block
 // of 64 keys:
 //   scores   warp w: all queries x keys 16w .. 16w+15                       -> shared memory, fp32, masked
-//   softmax  four threads per query: maximum, p, sum; rescaling factor      -> p as bf16
+//   softmax  eight threads per query: maximum, p, sum; rescaling factor      -> p as bf16
 //   values   warp w: all queries x columns [w V/4, (w+1) V/4), in registers
 // while further blocks arrive. With many rows (attention_rows_kernel) a warp keeps 16 queries to itself
 // instead.
-#include <cassert>
-
 #include "kernels/attention/attention_cuda.hpp"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/gemm/mma.cuh"
@@ -584,7 +582,7 @@ void launch(const AttentionForward& args, StreamHandle stream) {
   };
   if constexpr (D <= 192) {
     if (!few) {
-      assert(args.partials == nullptr);
+      require(args.partials == nullptr, "args.partials == nullptr");
       start(attention_rows_kernel<D, V>, RowsLayout<D, V>::kBytes);
       return;
     }
@@ -615,7 +613,8 @@ int64_t attention_partials_bytes(const AttentionDims& d, int64_t num_rows, int32
 }
 
 void attention_forward(const AttentionForward& args, StreamHandle stream) {
-  assert(attention_takes(args.dims) && args.num_tiles <= 65535);
+  require(attention_takes(args.dims) && args.num_tiles <= 65535,
+          "attention_takes(args.dims) && args.num_tiles <= 65535");
   if (args.num_tiles == 0) return;
   switch (args.dims.head_dim) {
     case 64:

@@ -2,8 +2,6 @@
 //   MXFP8   q * 2^(e-127), exact in BF16 for e - 127 in [-117, 119]; below, rounded to nearest even
 //   NVFP4   q * s, always exact; or bf16(fl(q * fl(fl(s * A) * fl(1/(6R)))))
 // Eight values per thread.
-#include <cassert>
-
 #include "kernels/cuda/launch.cuh"
 #include "kernels/gemm/gemm_cuda.hpp"
 #include "kernels/gemm/mma.cuh"
@@ -118,7 +116,8 @@ unsigned blocks_for(int64_t count) { return static_cast<unsigned>((count + kThre
 
 void expand_mxfp8(const uint8_t* q, const uint8_t* scales, int64_t rows, int64_t cols, bool column_wise,
                   bool e5m2, BF16* out, int64_t ldo, StreamHandle stream) {
-  assert(cols % 8 == 0 && ldo % 8 == 0 && (column_wise ? rows : cols) % 32 == 0);
+  require(cols % 8 == 0 && ldo % 8 == 0 && (column_wise ? rows : cols) % 32 == 0,
+          "cols % 8 == 0 && ldo % 8 == 0 && (column_wise ? rows : cols) % 32 == 0");
   if (rows == 0 || cols == 0) return;
   mxfp8_kernel<<<blocks_for(rows * (cols / 8)), kThreads, 0, stream>>>(
       q, scales, rows, cols, column_wise, e5m2, reinterpret_cast<uint16_t*>(out), ldo);
@@ -127,7 +126,7 @@ void expand_mxfp8(const uint8_t* q, const uint8_t* scales, int64_t rows, int64_t
 
 void expand_nvfp4(const uint8_t* q, const uint8_t* scales, const float* outer, bool outer_per_row,
                   int32_t range, int64_t rows, int64_t cols, BF16* out, int64_t ldo, StreamHandle stream) {
-  assert(cols % 16 == 0 && ldo % 8 == 0);
+  require(cols % 16 == 0 && ldo % 8 == 0, "cols % 16 == 0 && ldo % 8 == 0");
   if (rows == 0 || cols == 0) return;
   const float inverse = 1.0F / static_cast<float>(6 * range);
   nvfp4_kernel<<<blocks_for(rows * (cols / 8)), kThreads, 0, stream>>>(
@@ -137,7 +136,7 @@ void expand_nvfp4(const uint8_t* q, const uint8_t* scales, const float* outer, b
 
 void check_mxfp8_range(const uint8_t* q, const uint8_t* scales, int64_t rows, int64_t cols, int32_t* flag,
                        StreamHandle stream) {
-  assert(cols % 32 == 0);
+  require(cols % 32 == 0, "cols % 32 == 0");
   const int64_t blocks = rows * (cols / 32);
   if (blocks == 0) return;
   range_kernel<<<blocks_for(blocks), kThreads, 0, stream>>>(q, scales, blocks, flag);

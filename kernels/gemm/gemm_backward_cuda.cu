@@ -3,8 +3,6 @@
 //
 // Tiles of BK contracted elements pass through a ring of shared-memory stages; what lies across the
 // contracted dimension is turned by ldmatrix.trans. Elements past the edges are zeros and change no bit.
-#include <cassert>
-
 #include "kernels/cuda/launch.cuh"
 #include "kernels/gemm/gemm_cuda.hpp"
 #include "kernels/gemm/gemm_large.hpp"
@@ -264,7 +262,7 @@ bool gemm_dgrad_takes(const GemmBackward& g) {
 }
 
 void gemm_dgrad(const GemmBackward& g, StreamHandle stream) {
-  assert(gemm_dgrad_takes(g));
+  require(gemm_dgrad_takes(g), "gemm_dgrad_takes(g)");
   if (g.m == 0 || g.batch.count == 0) return;
   BackwardParams p = params_of(g);
   int32_t tile_rows = g.m <= 16 ? 16 : g.m <= 64 ? 64 : 128;
@@ -295,7 +293,7 @@ bool gemm_wgrad_takes(const GemmBackward& g) {
 }
 
 void gemm_wgrad(const GemmBackward& g, StreamHandle stream) {
-  assert(gemm_wgrad_takes(g));
+  require(gemm_wgrad_takes(g), "gemm_wgrad_takes(g)");
   const bool grouped = g.offsets != nullptr;
   const int32_t depth = grouped ? g.num_experts : g.batch.count;
   if (g.m == 0 || depth == 0) return;

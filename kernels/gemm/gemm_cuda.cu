@@ -1,6 +1,5 @@
 // Checks and dispatch of the forward product, and the list of tiles of a grouped one (gemm_cuda.hpp).
 #include <algorithm>
-#include <cassert>
 
 #include "kernels/gemm/gemm_dispatch.cuh"
 
@@ -85,7 +84,7 @@ bool gemm_forward_takes(const GemmForward& g) {
 }
 
 void gemm_forward(const GemmForward& g, StreamHandle stream) {
-  assert(gemm_forward_takes(g));
+  require(gemm_forward_takes(g), "gemm_forward_takes(g)");
   if (g.m == 0 || g.batch.count == 0) return;
   ForwardParams p{};
   p.a = reinterpret_cast<const uint16_t*>(g.a);
