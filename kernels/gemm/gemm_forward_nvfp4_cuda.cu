@@ -1,0 +1,9 @@
+// The forward product for NVFP4 weights (gemm_dispatch.cuh).
+#include "kernels/gemm/gemm_dispatch.cuh"
+
+namespace accord::kernels::cuda {
+
+template void forward_of_format<WeightFormat::kNVFP4>(const ForwardParams&, int32_t, int32_t, int32_t,
+                                                      StreamHandle);
+
+}  // namespace accord::kernels::cuda

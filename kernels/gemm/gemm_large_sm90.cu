@@ -1,0 +1,161 @@
+// C[m,n] (+)= sum over l of A(m,l) B(n,l) on wgmma (gemm_large.hpp). BF16 operands through a ring of swizzled
+// shared-memory stages of 64 steps of l, filled by cp.async; two warpgroups own 64 rows of the 128 x kBN tile
+// each.
+//
+// Stage it is multiplied while stages it + 1 and it + 2 arrive; the loads of it + 2 overwrite stage it - 2,
+// whose products are over: every warpgroup waits for its products of it - 1 before it passes the barrier of
+// it + 1. l in ascending groups of 16, one accumulator: the chain of exact.hpp. Zeros past the edges change
+// no bit.
+#include "kernels/gemm/large_loader.cuh"
+
+namespace accord::kernels::cuda {
+namespace {
+
+__device__ inline void store_two(const LargeParams& p, int64_t row, int col, float x, float y) {
+  const int64_t at = row * p.ldc + col;
+  const bool both = col + 1 < p.n;
+  if (p.c_bf16) {
+    auto* c = static_cast<uint16_t*>(p.c) + at;
+    if (both && (reinterpret_cast<uintptr_t>(c) & 3u) == 0) {
+      *reinterpret_cast<uint32_t*>(c) = bf16_pair(x, y);
+    } else {
+      c[0] = static_cast<uint16_t>(bf16_bits(x));
+      if (both) c[1] = static_cast<uint16_t>(bf16_bits(y));
+    }
+    return;
+  }
+  auto* c = static_cast<float*>(p.c) + at;
+  c[0] = p.accumulate ? c[0] + x : x;
+  if (both) c[1] = p.accumulate ? c[1] + y : y;
+}
+
+template <bool A_ACROSS, bool B_ACROSS, int BN>
+__global__ void __launch_bounds__(kLargeThreads, 1) large_kernel(const LargeParams params) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  LargeParams p = params;
+  int row_begin = blockIdx.y * kBM;
+  int num_rows = min(p.m - row_begin, kBM);
+  if (p.tiles != nullptr) {
+    if (static_cast<int>(blockIdx.y) >= *p.num_tiles) return;
+    const GroupTile tile = p.tiles[blockIdx.y];
+    row_begin = tile.row_begin;
+    num_rows = tile.num_rows;
+    p.b = static_cast<const uint16_t*>(p.experts[tile.expert].data);
+  } else if (p.offsets != nullptr) {
+    const int32_t first = p.offsets[blockIdx.z];
+    p.l = p.offsets[blockIdx.z + 1] - first;
+    p.a += first * p.lda;
+    if (p.gather != nullptr) {
+      p.gather += first;
+    } else {
+      p.b += first * p.ldb;
+    }
+    p.c = p.outputs[blockIdx.z];
+  } else {
+    p.a += blockIdx.z * p.a_batch;
+    p.b += blockIdx.z * p.b_batch;
+    p.c = p.c_bf16 ? static_cast<void*>(static_cast<uint16_t*>(p.c) + blockIdx.z * p.c_batch)
+                   : static_cast<void*>(static_cast<float*>(p.c) + blockIdx.z * p.c_batch);
+  }
+  const int col_begin = blockIdx.x * BN;
+  const int tid = threadIdx.x;
+  const int warpgroup = tid / 128;
+  using ALoader = Loader<A_ACROSS, kBM>;
+  using BLoader = Loader<B_ACROSS, BN>;
+  constexpr uint32_t kStageBytes = ALoader::kBytes + BLoader::kBytes;
+  const uint32_t base = (shared_address(shared) + 1023u) & ~1023u;
+  ALoader a;
+  BLoader b;
+  a.init(p.a, p.lda, row_begin, num_rows, A_ACROSS ? nullptr : p.gather, tid, base);
+  b.init(p.b, p.ldb, col_begin, min(p.n - col_begin, BN), A_ACROSS ? p.gather : nullptr, tid,
+         base + ALoader::kBytes);
+
+  float acc[BN / 2] = {};
+  const int steps = (p.l + kBL - 1) / kBL;
+#pragma unroll
+  for (int s = 0; s < kStages - 2; ++s) {
+    if (s < steps) {
+      a.issue(s * kStageBytes, s * kBL, p.l);
+      b.issue(s * kStageBytes, s * kBL, p.l);
+    }
+    copy_commit();
+  }
+  for (int it = 0; it < steps; ++it) {
+    copy_wait<kStages - 3>();
+    fence_async_proxy();
+    __syncthreads();
+    const uint32_t stage = base + it % kStages * kStageBytes;
+    wgmma_fence();
+#pragma unroll
+    for (int ks = 0; ks < kBL / 16; ++ks) {
+      const uint64_t da = operand_descriptor(
+          stage + (A_ACROSS ? warpgroup * kBlockBytes + ks * 2048 : warpgroup * kBlockBytes + ks * 32));
+      const uint64_t db = operand_descriptor(stage + ALoader::kBytes + (B_ACROSS ? ks * 2048 : ks * 32));
+      wgmma<A_ACROSS, B_ACROSS>(acc, da, db);
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    const int next = it + kStages - 2;
+    if (next < steps) {
+      a.issue(next % kStages * kStageBytes, next * kBL, p.l);
+      b.issue(next % kStages * kStageBytes, next * kBL, p.l);
+    }
+    copy_commit();
+  }
+  wgmma_wait<0>();
+  hold_accumulators(acc);
+
+  const int lane = tid % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = tid / 32 * 16 + half * 8 + lane / 4;
+    if (r >= num_rows) continue;
+#pragma unroll
+    for (int j = 0; j < BN / 8; ++j) {
+      const int col = col_begin + j * 8 + lane % 4 * 2;
+      if (col < p.n) store_two(p, row_begin + r, col, acc[j * 4 + half * 2], acc[j * 4 + half * 2 + 1]);
+    }
+  }
+}
+
+template <bool A_ACROSS, bool B_ACROSS, int BN>
+void launch(const LargeParams& p, int32_t row_tiles, int32_t depth, StreamHandle stream) {
+  const auto kernel = large_kernel<A_ACROSS, B_ACROSS, BN>;
+  constexpr int kShared = kStages * (kBM + BN) * kBL * 2 + 1024;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  const dim3 grid(static_cast<unsigned>((p.n + BN - 1) / BN), static_cast<unsigned>(row_tiles),
+                  static_cast<unsigned>(depth));
+  kernel<<<grid, kLargeThreads, kShared, stream>>>(p);
+  check_launch("large product");
+}
+
+template <bool A_ACROSS, bool B_ACROSS>
+void launch_width(const LargeParams& p, int32_t row_tiles, int32_t depth, StreamHandle stream) {
+  switch (tile_width(p.n, int64_t{row_tiles} * depth)) {
+    case 64:
+      return launch<A_ACROSS, B_ACROSS, 64>(p, row_tiles, depth, stream);
+    case 128:
+      return launch<A_ACROSS, B_ACROSS, 128>(p, row_tiles, depth, stream);
+    default:
+      return launch<A_ACROSS, B_ACROSS, 256>(p, row_tiles, depth, stream);
+  }
+}
+
+}  // namespace
+
+void launch_large(LargeForm form, const LargeParams& p, int32_t row_tiles, int32_t depth,
+                  StreamHandle stream) {
+  switch (form) {
+    case LargeForm::kForward:
+      launch_width<false, false>(p, row_tiles, depth, stream);
+      break;
+    case LargeForm::kDgrad:
+      launch_width<false, true>(p, row_tiles, depth, stream);
+      break;
+    case LargeForm::kWgrad:
+      launch_width<true, true>(p, row_tiles, depth, stream);
+      break;
+  }
+}
+
+}  // namespace accord::kernels::cuda
