@@ -4,6 +4,7 @@
 
 #include "base/files.hpp"
 #include "support/catch.hpp"
+#include "support/temp_dir.hpp"
 #include "unit/text/support.hpp"
 
 namespace accord::text {
@@ -16,16 +17,21 @@ const std::string kChatMl =
     "'<|im_end|>' + "
     "'\\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-const std::string kDir = std::string(ACCORD_BINARY_DIR) + "/text_template_test";
+// Of this process alone: cases run side by side.
+const std::string& directory() {
+  static const TempDir dir;
+  static const std::string path = dir.path.string();
+  return path;
+}
 
 void write(const std::string& name, const std::string& text) {
-  REQUIRE(make_dirs(kDir).ok());
-  REQUIRE(write_file_atomic(kDir + "/" + name, text).ok());
+  REQUIRE(make_dirs(directory()).ok());
+  REQUIRE(write_file_atomic(directory() + "/" + name, text).ok());
 }
 
 StatusOr<ChatTemplate> resolve(const std::string& name, const std::string& kwargs = "{}",
                                const std::string& date = "") {
-  return ChatTemplate::resolve({name, kwargs, date}, kDir);
+  return ChatTemplate::resolve({name, kwargs, date}, directory());
 }
 
 std::string error_of(const StatusOr<ChatTemplate>& chat) {
@@ -50,7 +56,8 @@ TEST_CASE("Built-in templates render what their Jinja text renders") {
   const std::vector<Message> chat = {
       {"system", "s"}, {"user", "a"}, {"assistant", "<think>\nx\n</think>\n\ny"},
       {"user", "b"},   {"tool", "c"}, {"tool", "d"}};
-  const auto jinja = ChatTemplate::resolve({testing::data_path("templates/qwen3.jinja"), "{}", ""}, kDir);
+  const auto jinja =
+      ChatTemplate::resolve({testing::data_path("templates/qwen3.jinja"), "{}", ""}, directory());
   REQUIRE(jinja.ok());
   const ChatTemplate built_in(Kind::kQwen3);
   for (size_t size = 1; size <= chat.size(); ++size) {
@@ -61,14 +68,14 @@ TEST_CASE("Built-in templates render what their Jinja text renders") {
 }
 
 TEST_CASE("Variables and special tokens reach the template") {
-  std::filesystem::remove_all(kDir);
+  std::filesystem::remove_all(directory());
   write("tokenizer_config.json", R"({"bos_token": {"content": "<s>", "lstrip": false}, "eos_token": null,)"
                                  R"( "pad_token": "<p>"})");
   write("special_tokens_map.json", R"({"eos_token": "</s>", "pad_token": "<old>"})");
   write("own.jinja",
         "{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ unk_token }}|{{ enable_thinking is false }}|"
         "{{ messages[0].content }}{{ strftime_now('%d %b %Y, %a') if dated }}");
-  const std::string own = kDir + "/own.jinja";
+  const std::string own = directory() + "/own.jinja";
   CHECK(resolve(own)->render_text("q").value() == "<s></s><p>|False|q");
   CHECK(resolve(own, R"({"enable_thinking": false})")->render_text("q").value() == "<s></s><p>|True|q");
   CHECK(resolve(own, R"({"eos_token": "E"})")->render_text("q").value() == "<s>E<p>|False|q");
@@ -83,17 +90,18 @@ TEST_CASE("Variables and special tokens reach the template") {
 }
 
 TEST_CASE("Template errors name file line and column") {
-  std::filesystem::remove_all(kDir);
+  std::filesystem::remove_all(directory());
   write("tokenizer_config.json", R"({"chat_template": "a\n  {{ x"})");
   CHECK(error_of(resolve("auto")).find("tokenizer_config.json: chat_template: line 2, column ") !=
         std::string::npos);
   write("bad.jinja", "\n{% fo %}");
-  CHECK(error_of(resolve(kDir + "/bad.jinja")).find("bad.jinja: line 2, column ") != std::string::npos);
+  CHECK(error_of(resolve(directory() + "/bad.jinja")).find("bad.jinja: line 2, column ") !=
+        std::string::npos);
   write("raises.jinja", "{{ 1 }}\n{{ raise_exception('no ' + messages[0].role) }}");
-  const auto raised = resolve(kDir + "/raises.jinja")->render_text("q");
+  const auto raised = resolve(directory() + "/raises.jinja")->render_text("q");
   CHECK(testing::error_of(raised.status()).find("raises.jinja: line 2, column ") != std::string::npos);
   CHECK(testing::error_of(raised.status()).find("no user") != std::string::npos);
-  CHECK(!resolve(kDir + "/missing.jinja").ok());
+  CHECK(!resolve(directory() + "/missing.jinja").ok());
   const auto unknown = resolve("llama3");
   REQUIRE(!unknown.ok());
   CHECK(exit_code(unknown.status()) == ExitCode::kBadRecipe);
@@ -102,8 +110,8 @@ TEST_CASE("Template errors name file line and column") {
 }
 
 TEST_CASE("A chat_template.jinja file comes before the config and no template means none") {
-  std::filesystem::remove_all(kDir);
-  REQUIRE(make_dirs(kDir).ok());
+  std::filesystem::remove_all(directory());
+  REQUIRE(make_dirs(directory()).ok());
   CHECK(resolve("auto")->kind() == Kind::kNone);
   CHECK(error_of(resolve("auto", R"({"a": 1})")).find("has no template") != std::string::npos);
   write("tokenizer_config.json", R"({"chat_template": "{{ x.y }}"})");
@@ -133,7 +141,8 @@ TEST_CASE("Messages that a template cannot render are refused") {
   CHECK(ChatTemplate(Kind::kChatMl).render(std::vector<Message>{{"developer", "hi"}}).ok());
   const std::vector<Message> developer = {{"developer", "hi"}, {"user", "hi"}};
   CHECK(!ChatTemplate(Kind::kQwen3).render(developer).ok());
-  const auto jinja = ChatTemplate::resolve({testing::data_path("templates/qwen3.jinja"), "{}", ""}, kDir);
+  const auto jinja =
+      ChatTemplate::resolve({testing::data_path("templates/qwen3.jinja"), "{}", ""}, directory());
   CHECK(testing::error_of(jinja->render(developer).status()).find("leaves out messages") !=
         std::string::npos);
 }

@@ -4,6 +4,7 @@
 
 #include "base/files.hpp"
 #include "support/catch.hpp"
+#include "support/temp_dir.hpp"
 #include "text/sft_dataset.hpp"
 #include "unit/text/support.hpp"
 
@@ -193,12 +194,11 @@ TEST_CASE("Files without records are refused") {
 
 TEST_CASE("Datasets are read from files") {
   Fixture f;
-  const std::string dir = std::string(ACCORD_BINARY_DIR) + "/text_dataset_test";
-  REQUIRE(make_dirs(dir).ok());
-  f.options.path = dir + "/train.jsonl";
+  const TempDir dir;
+  f.options.path = dir / "train.jsonl";
   REQUIRE(write_file_atomic(f.options.path, "{\"prompt\":\"a\",\"label\":\"1\"}\n").ok());
   CHECK(Dataset::load(f.options, *f.tokenizer, ChatTemplate(Kind::kNone))->size() == 1);
-  f.options.path = dir + "/missing.jsonl";
+  f.options.path = dir / "missing.jsonl";
   CHECK(exit_code(Dataset::load(f.options, *f.tokenizer, ChatTemplate(Kind::kNone)).status()) ==
         ExitCode::kIo);
 }
