@@ -67,6 +67,7 @@ class Importer {
                                                               : quoted_yaml(*arguments_.given(known.flag)));
       }
     }
+    ACCORD_RETURN_IF_ERROR(import_prompts());
     ACCORD_RETURN_IF_ERROR(import_objective());
     ACCORD_RETURN_IF_ERROR(import_sizes());
     ACCORD_RETURN_IF_ERROR(import_evaluation());
@@ -93,6 +94,24 @@ class Importer {
       clean += std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_' ? c : '-';
     }
     tree_.set("run.name", quoted_yaml(clean.empty() ? "imported" : clean));
+  }
+
+  Status import_prompts() {
+    const auto variables = arguments_.given("--apply-chat-template-kwargs");
+    if (variables) {
+      const bool object = variables->starts_with('{') && variables->ends_with('}');
+      if (!object || variables->find('\n') != std::string::npos) {
+        return arguments_.fail("--apply-chat-template-kwargs", "must be a JSON object on one line, is '{}'",
+                               printable_ascii(*variables));
+      }
+      tree_.set("data.chat_template_kwargs", *variables);
+    }
+    if (!arguments_.given("--apply-chat-template") && arguments_.given("--prompt-data")) {
+      tree_.set("data.chat_template", "none");
+      result_.notes.emplace_back(
+          "--apply-chat-template is missing: prompts are raw text there, so data.chat_template is none");
+    }
+    return absl::OkStatus();
   }
 
   Status import_objective() {

@@ -22,6 +22,8 @@ constexpr MilesFlag kKnown[] = {
     {"--prompt-data", MilesKind::kText, "data.train.path"},
     {"--input-key", MilesKind::kText, "data.train.prompt_key"},
     {"--label-key", MilesKind::kText, "data.train.label_key"},
+    {"--apply-chat-template", MilesKind::kFlag, ""},
+    {"--apply-chat-template-kwargs", MilesKind::kText, ""},
     {"--rm-type", MilesKind::kText, ""},
     {"--num-rollout", MilesKind::kNumber, "run.steps"},
     {"--seed", MilesKind::kNumber, "run.seed"},

@@ -165,3 +165,13 @@ TEST_CASE("evaluation, reference and pool sizes of a launcher become keys") {
   CHECK(contains(error_of(kCommon + "--eval-prompt-data aime\n"), "pairs"));
   CHECK(contains(error_of(kCommon + "--use-kl-loss --kl-loss-type k4\n"), "low_var_kl"));
 }
+
+TEST_CASE("chat templates apply where a launcher says so") {
+  CHECK(imported(kCommon).recipe.data.chat_template == "none");
+  CHECK(contains(imported(kCommon).notes, "--apply-chat-template is missing"));
+  const Imported chat = imported(
+      kCommon + "--apply-chat-template --apply-chat-template-kwargs '{\"enable_thinking\": false}'\n");
+  CHECK(chat.recipe.data.chat_template == "auto");
+  CHECK(contains(chat.recipe.data.chat_template_kwargs, "enable_thinking"));
+  CHECK(contains(error_of(kCommon + "--apply-chat-template-kwargs thinking\n"), "JSON object"));
+}
