@@ -11,6 +11,7 @@
 
 #include "recipe/environment.hpp"
 #include "recipe/miles_flags.hpp"
+#include "recipe/miles_variables.hpp"
 #include "recipe/schema.hpp"
 #include "recipe/te_config.hpp"
 
@@ -56,8 +57,8 @@ class Tree {
 
 class Importer {
  public:
-  Importer(MilesArguments arguments, string_view source)
-      : arguments_(std::move(arguments)), source_(source) {}
+  Importer(MilesArguments arguments, MilesVariables variables, string_view source)
+      : arguments_(std::move(arguments)), variables_(std::move(variables)), source_(source) {}
 
   StatusOr<MilesImport> run() {
     name_run();
@@ -375,12 +376,17 @@ class Importer {
   }
 
   Status import_environment(PrecisionPart& precision) {
+    if (variables_.environment().empty()) {
+      return absl::OkStatus();
+    }
     precision.from_environment = true;
     Findings findings;
-    std::vector<std::string> notes;
-    resolve_environment(arguments_.environment(), precision, findings, notes);
+    resolve_environment(variables_.environment(), precision, findings, result_.notes);
     if (!findings.problems().empty()) {
-      return recipe_error("{}: {}", source_, findings.problems().front().rule);
+      const std::string& rule = findings.problems().front().rule;
+      const int32_t line = variables_.line_in(rule);
+      return line > 0 ? recipe_error("{}:{}: {}", source_, line, rule)
+                      : recipe_error("{}: {}", source_, rule);
     }
     return absl::OkStatus();
   }
@@ -415,6 +421,7 @@ class Importer {
   }
 
   MilesArguments arguments_;
+  MilesVariables variables_;
   string_view source_;
   Tree tree_;
   MilesImport result_;
@@ -425,7 +432,8 @@ class Importer {
 StatusOr<MilesImport> import_miles_args(string_view text, string_view source) {
   ACCORD_ASSIGN_OR_RETURN(const std::vector<ShellWord> words, split_shell_words(text, source));
   ACCORD_ASSIGN_OR_RETURN(MilesArguments arguments, MilesArguments::read(words, source));
-  return Importer(std::move(arguments), source).run();
+  ACCORD_ASSIGN_OR_RETURN(MilesVariables variables, MilesVariables::read(words, source));
+  return Importer(std::move(arguments), std::move(variables), source).run();
 }
 
 }  // namespace accord::recipe

@@ -147,8 +147,7 @@ std::vector<std::string> MilesArguments::values(string_view flag) const {
 Status MilesArguments::collect(const std::vector<ShellWord>& words) {
   for (size_t i = 0; i < words.size(); ++i) {
     const ShellWord& word = words[i];
-    if (!word.text.starts_with("--")) {
-      take_variable(word);
+    if (!word.text.starts_with("--") || word.text == "--") {
       continue;
     }
     const size_t equals = word.text.find('=');
@@ -164,13 +163,6 @@ Status MilesArguments::collect(const std::vector<ShellWord>& words) {
     ACCORD_RETURN_IF_ERROR(take(flag, std::move(argument)));
   }
   return absl::OkStatus();
-}
-
-void MilesArguments::take_variable(const ShellWord& word) {
-  const size_t equals = word.text.find('=');
-  if (is_variable(word.text) && equals != std::string::npos) {
-    environment_[word.text.substr(0, equals)] = word.text.substr(equals + 1);
-  }
 }
 
 Status MilesArguments::take(const std::string& flag, Argument argument) {

@@ -1,6 +1,5 @@
 #pragma once
-// The arguments of a Miles launcher, by flag: spelling, number and kind of values are checked, shells'
-// variables kept apart.
+// The arguments of a Miles launcher, by flag: spelling, number and kind of values are checked.
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -12,7 +11,6 @@
 #include <vector>
 
 #include "base/status.hpp"
-#include "recipe/recipe.hpp"
 #include "recipe/shell_words.hpp"
 
 namespace accord::recipe {
@@ -36,7 +34,6 @@ class MilesArguments {
   // The first value of a flag; empty for a flag without values; nothing where it was not given.
   std::optional<std::string> given(std::string_view flag) const;
   std::vector<std::string> values(std::string_view flag) const;
-  const Environment& environment() const { return environment_; }
   const std::vector<std::string>& unknown() const { return unknown_; }
 
   template <class... Args>
@@ -52,7 +49,6 @@ class MilesArguments {
 
   explicit MilesArguments(std::string_view source) : source_(source) {}
   Status collect(const std::vector<ShellWord>& words);
-  void take_variable(const ShellWord& word);
   Status take(const std::string& flag, Argument argument);
   Status check_values(const MilesFlag& known, const Argument& argument) const;
   Status check_spelling(const std::string& flag, int32_t line) const;
@@ -60,7 +56,6 @@ class MilesArguments {
 
   std::string source_;
   std::map<std::string, Argument, std::less<>> arguments_;
-  Environment environment_;
   std::vector<std::string> unknown_;
 };
 

@@ -1,12 +1,22 @@
 #include "recipe/shell_words.hpp"
 
 #include <algorithm>
+#include <cctype>
+#include <iterator>
+#include <map>
+#include <optional>
 #include <utility>
 
 #include "recipe/node.hpp"
 
 namespace accord::recipe {
 namespace {
+
+bool is_name(std::string_view text) {
+  return !text.empty() && std::isdigit(static_cast<unsigned char>(text.front())) == 0 &&
+         std::all_of(text.begin(), text.end(),
+                     [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
+}
 
 class Splitter {
  public:
@@ -32,6 +42,7 @@ class Splitter {
       } else if (c == ')') {
         end_word();
         ++at_;
+      } else if (c == '$' && substitute(false)) {
       } else {
         add(c);
         word_.expands = word_.expands || c == '$' || c == '`';
@@ -53,9 +64,69 @@ class Splitter {
 
   void end_word() {
     if (open_) {
+      follow_blocks();
+      word_.conditional = blocks_ > 0;
+      remember();
       words_.push_back(std::exchange(word_, {}));
       open_ = false;
     }
+  }
+
+  void follow_blocks() {
+    constexpr std::string_view kBegin[] = {"if", "case", "for", "while", "until"};
+    constexpr std::string_view kEnd[] = {"fi", "esac", "done"};
+    if (std::find(std::begin(kBegin), std::end(kBegin), word_.text) != std::end(kBegin)) {
+      ++blocks_;
+    } else if (blocks_ > 0 && std::find(std::begin(kEnd), std::end(kEnd), word_.text) != std::end(kEnd)) {
+      --blocks_;
+    }
+  }
+
+  // A variable with one value; any other word that sets it makes it unknown.
+  void remember() {
+    const size_t equals = word_.text.find('=');
+    if (equals == std::string::npos) {
+      return;
+    }
+    const std::string_view left = std::string_view(word_.text).substr(0, equals);
+    const std::string name(left.ends_with('+') ? left.substr(0, left.size() - 1) : left);
+    if (!is_name(name)) {
+      return;
+    }
+    std::optional<std::string> value;
+    if (!word_.expands && blocks_ == 0 && !left.ends_with('+')) {
+      value = word_.text.substr(equals + 1);
+    }
+    if (const auto [place, fresh] = variables_.emplace(name, value); !fresh && place->second != value) {
+      place->second.reset();
+    }
+  }
+
+  // $NAME or ${NAME} at `at_`, where its value is known. False: nothing was taken.
+  bool substitute(bool in_quotes) {
+    const bool braces = at_ + 1 < text_.size() && text_[at_ + 1] == '{';
+    const size_t begin = at_ + (braces ? 2 : 1);
+    size_t end = begin;
+    while (end < text_.size() &&
+           (std::isalnum(static_cast<unsigned char>(text_[end])) != 0 || text_[end] == '_')) {
+      ++end;
+    }
+    if (braces && (end >= text_.size() || text_[end] != '}')) {
+      return false;
+    }
+    const auto found = variables_.find(text_.substr(begin, end - begin));
+    if (found == variables_.end() || !found->second) {
+      return false;
+    }
+    const std::string& value = *found->second;
+    if (!in_quotes && (value.empty() || value.find_first_of(" \t\n*?[") != std::string::npos)) {
+      return false;
+    }
+    for (const char c : value) {
+      add(c);
+    }
+    at_ = end + (braces ? 1 : 0);
+    return true;
   }
 
   // A backslash takes the next character as it is; before a line's end it continues the line.
@@ -77,6 +148,10 @@ class Splitter {
     }
     for (++at_; at_ < text_.size() && text_[at_] != quote; ++at_) {
       char c = text_[at_];
+      if (quote == '"' && c == '$' && substitute(true)) {
+        --at_;
+        continue;
+      }
       if (quote == '"' && c == '\\' && at_ + 1 < text_.size()) {
         c = text_[++at_];
       } else {
@@ -97,6 +172,8 @@ class Splitter {
   size_t at_ = 0;
   int32_t line_ = 1;
   bool open_ = false;
+  int32_t blocks_ = 0;                                                        // open if, case, for, ...
+  std::map<std::string, std::optional<std::string>, std::less<>> variables_;  // nothing: not known
   ShellWord word_;
   std::vector<ShellWord> words_;
 };

@@ -12,10 +12,13 @@ namespace accord::recipe {
 struct ShellWord {
   std::string text;
   int32_t line = 1;
-  bool expands = false;  // holds an unquoted or double-quoted $ or `, which only a shell resolves
+  bool expands = false;      // holds an unquoted or double-quoted $ or `, which only a shell resolves
+  bool conditional = false;  // stands inside an if, a case or a loop
 };
 
-// The brackets of NAME=( ... ) are dropped with their NAME=. An open quote is an error (kBadRecipe).
+// The brackets of NAME=( ... ) are dropped with their NAME=. $NAME and ${NAME} of a variable that a
+// NAME=value before it sets, unconditionally and to one value only, are replaced by it; where a shell would
+// split an unquoted one into words they are not. An open quote is an error (kBadRecipe).
 StatusOr<std::vector<ShellWord>> split_shell_words(std::string_view text, std::string_view source);
 
 }  // namespace accord::recipe

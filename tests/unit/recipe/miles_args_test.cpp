@@ -175,3 +175,65 @@ TEST_CASE("chat templates apply where a launcher says so") {
   CHECK(contains(chat.recipe.data.chat_template_kwargs, "enable_thinking"));
   CHECK(contains(error_of(kCommon + "--apply-chat-template-kwargs thinking\n"), "JSON object"));
 }
+
+namespace {
+const std::string kNvfp4 = "--fp4-format e2m1 --fp4-recipe nvfp4\n";
+}
+
+TEST_CASE("variables in a runtime environment count") {
+  const std::string runtime =
+      "HAS_NVLINK=$(nvidia-smi)\nRUNTIME_ENV_JSON=\"{\n  \\\"env_vars\\\": {\n    \\\"PYTHONPATH\\\": "
+      "\\\"/root\\\",\n    \\\"NCCL_NVLS_ENABLE\\\": \\\"${HAS_NVLINK}\\\",\n    "
+      "\\\"NVTE_BACKWARD_OVERRIDE\\\": \\\"dequantized\\\"\n  }\n}\"\n"
+      "ray job submit --runtime-env-json=\"${RUNTIME_ENV_JSON}\" -- python3 train.py\n";
+  CHECK(imported(kCommon + kNvfp4 + runtime).recipe.precision.backward == BackwardMode::kDequantized);
+  const std::string inlined =
+      "--runtime-env-json '{\"env_vars\": {\"NVTE_NVFP4_4OVER6\": \"weights\"}}' -- python3 train.py\n";
+  CHECK(imported(kCommon + kNvfp4 + inlined).recipe.precision.find_config("nvfp4")->four_over_six ==
+        recipe::FourOverSix::kWeights);
+  CHECK(contains(error_of("export NVTE_BACKWARD_OVERRIDE=high_precision\n" + runtime),
+                 "run.sh:7: NVTE_BACKWARD_OVERRIDE: 'dequantized' here, 'high_precision' on line 1"));
+  CHECK(contains(error_of("X='{\"env_vars\": {\n\"NVTE_BACKWARD_OVERRIDE\": \"$B\"}}'\n"),
+                 "run.sh:2: NVTE_BACKWARD_OVERRIDE: '$B' needs a shell"));
+  CHECK(contains(error_of("X='{\"env_vars\": {\"NVTE_BACKWARD_OVERRIDE\": 1}}'\n"), "must be a string"));
+  CHECK(contains(error_of("X=\"{\\\"env_vars\\\": $V, \\\"NVTE_DEBUG\\\": [}\"\n"), "run.sh:1: NVTE_DEBUG"));
+  CHECK(contains(error_of("X='{\"env_vars\": {}, \"NVTE_BACKWARD_OVERRIDE\": \"dequantized\"}'\n"),
+                 "not a key of env_vars"));
+}
+
+TEST_CASE("a precision variable that is not understood is an error with its line") {
+  CHECK(
+      contains(error_of("\nexport NVTE_BACKWARD_OVERRIDE=${B:-dequantized}\n"),
+               "run.sh:2: NVTE_BACKWARD_OVERRIDE: 'NVTE_BACKWARD_OVERRIDE=${B:-dequantized}' needs a shell"));
+  CHECK(contains(error_of("\nE=\"-e NVTE_NVFP4_4OVER6=all\"\n"), "run.sh:2: NVTE_NVFP4_4OVER6"));
+  CHECK(contains(error_of("env = {\n'NVTE_NVFP4_4OVER6': 'all'}\n"), "run.sh:2: NVTE_NVFP4_4OVER6"));
+  CHECK(contains(error_of("export NVTE_NVFP4_4OVER6\n"), "not understood"));
+  CHECK(
+      contains(error_of("if [ $A = 1 ]; then\nNVTE_NVFP4_4OVER6=all\nfi\n"), "run.sh:2: NVTE_NVFP4_4OVER6"));
+  CHECK(contains(error_of("NVTE_NVFP4_4OVER6=all\nunset NVTE_NVFP4_4OVER6\n"), "run.sh:2"));
+  CHECK(
+      contains(error_of("A=1\nNVTE_BACKWARD_OVERRIDE=never\n"), "run.sh:2: NVTE_BACKWARD_OVERRIDE='never'"));
+  CHECK(imported(kCommon + kNvfp4 + "NVTE_NVFP4_4OVER6=all  # NVTE_USE_FAST_MATH=1\n" +
+                 "export NVTE_NVFP4_4OVER6\necho $NVTE_NVFP4_4OVER6\n")
+            .recipe.precision.find_config("nvfp4")
+            ->four_over_six == recipe::FourOverSix::kAll);
+  CHECK(contains(imported(kCommon + kNvfp4 + "NVTE_NVFP4_40VER6=all\n").notes,
+                 "did you mean NVTE_NVFP4_4OVER6?"));
+}
+
+TEST_CASE("variables that a launcher sets plainly are resolved") {
+  const Imported run = imported(
+      "BASE=/models\nname=\"Qwen3\"\nMODEL=${BASE}/$name\nLR=1e-5\n--hf-checkpoint $MODEL-30B --lr $LR\n"
+      "--prompt-data \"$BASE/a b.jsonl\" --rm-type dapo\n");
+  CHECK(run.recipe.model.checkpoint == "/models/Qwen3-30B");
+  CHECK(run.recipe.data.train.at(0).path == "/models/a b.jsonl");
+  CHECK(run.recipe.trainer.optimizer.lr == 1e-5);
+  for (const char* before : {"", "A=$(pwd)\n", "A=/x\nA=/y\n", "if true; then A=/x; fi\n", "A=/x\nA+=/y\n",
+                             "A='/x y'\n", "A=\n"}) {
+    CAPTURE(before);
+    CHECK(contains(error_of(std::string(before) + "--hf-checkpoint $A\n"), "needs a shell"));
+  }
+  CHECK(contains(error_of("A=/x\n--hf-checkpoint ${A:-/y}\n"), "needs a shell"));
+  CHECK(imported(kCommon + "A=/x\n--rollout-stop '$A'\n").recipe.rollout.stop ==
+        std::vector<std::string>{"$A"});
+}
