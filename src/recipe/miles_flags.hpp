@@ -15,7 +15,8 @@
 
 namespace accord::recipe {
 
-enum class MilesKind : uint8_t { kNumber, kText, kFlag, kList };
+// kAny: given or not, its values do not matter.
+enum class MilesKind : uint8_t { kNumber, kText, kFlag, kList, kAny };
 
 // A flag whose value is the value of a key. An empty key: the flag is translated by code.
 struct MilesFlag {
@@ -34,6 +35,11 @@ class MilesArguments {
   // The first value of a flag; empty for a flag without values; nothing where it was not given.
   std::optional<std::string> given(std::string_view flag) const;
   std::vector<std::string> values(std::string_view flag) const;
+  int32_t line_of(std::string_view flag) const;  // 1 for one that was not given
+  // The given flag that decides a key of the recipe, or a mapping around it; empty: none.
+  std::string_view flag_of(std::string_view key) const;
+  // Not known here, in the order given: those that may change results, and the others.
+  const std::vector<std::string>& changing() const { return changing_; }
   const std::vector<std::string>& unknown() const { return unknown_; }
 
   template <class... Args>
@@ -56,6 +62,7 @@ class MilesArguments {
 
   std::string source_;
   std::map<std::string, Argument, std::less<>> arguments_;
+  std::vector<std::string> changing_;
   std::vector<std::string> unknown_;
 };
 

@@ -237,3 +237,57 @@ TEST_CASE("variables that a launcher sets plainly are resolved") {
   CHECK(imported(kCommon + "A=/x\n--rollout-stop '$A'\n").recipe.rollout.stop ==
         std::vector<std::string>{"$A"});
 }
+
+TEST_CASE("bounds of the importance correction are those of this program or errors") {
+  const Imported run = imported(kCommon + "--use-tis --tis-clip 2 --tis-clip-low 0\n");
+  CHECK(run.recipe.algorithm.importance_correction == ImportanceCorrection::kTis);
+  CHECK(imported(kCommon + "--use-tis --tis-clip-high 2.0\n").recipe.algorithm.importance_correction ==
+        ImportanceCorrection::kTis);
+  CHECK(
+      contains(error_of("--use-tis\n--tis-clip 5\n"), "run.sh:2: --tis-clip: is 5; weights are cut to 0..2"));
+  CHECK(contains(error_of("--use-tis --tis-clip-low 0.5\n"), "--tis-clip-low: is 0.5"));
+  CHECK(contains(imported(kCommon + "--tis-clip 5\n").notes, "nothing without --use-tis"));
+}
+
+TEST_CASE("errors of the recipe name the flag that wrote the key") {
+  CHECK(
+      error_of(kCommon + "\n--rollout-top-p 2\n").starts_with("run.sh:11: --rollout-top-p: rollout.top_p: "));
+  CHECK(error_of("--advantage-estimator ppo\n")
+            .starts_with("run.sh:1: --advantage-estimator: algorithm.type: "));
+  CHECK(error_of("\n--eval-prompt-data '' a\n")
+            .starts_with("run.sh:2: --eval-prompt-data: data.eval.0.name: "));
+  CHECK(error_of("\n--rm_type dapo\n") ==
+        "run.sh:2: --rm_type: unknown flag (did you mean --rm-type? flags have dashes)");
+}
+
+TEST_CASE("flags that may change results are told apart") {
+  const Imported run =
+      imported(kCommon + "--load /x --custom-rm-path m.py --colocate --eval-top-k 3 --optimizer adam\n");
+  CHECK(contains(run.notes, "not imported, may change results: --load --custom-rm-path --eval-top-k\n"));
+  CHECK(contains(run.notes, "not imported: --colocate\n"));
+  const Imported other = imported(kCommon + "--dynamic-sampling-filter-path my.filter\n");
+  CHECK(!other.recipe.algorithm.filter_zero_std);
+  CHECK(contains(other.notes, "may change results: --dynamic-sampling-filter-path my.filter"));
+}
+
+TEST_CASE("filters and debugging and evaluation of a launcher become keys") {
+  const Imported run = imported(
+      kCommon +
+      "--dynamic-sampling-filter-path "
+      "miles.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std\n"
+      "--debug-rollout-only --save-debug-rollout-data /x/{rollout_id}.pt\n"
+      "--eval-prompt-data aime a.jsonl --eval-interval 2 --eval-max-response-len 16384 --eval-top-p 0.7 "
+      "--eval-temperature 0.5\n");
+  CHECK(run.recipe.algorithm.filter_zero_std);
+  CHECK(run.recipe.debug.mode == DebugMode::kRolloutOnly);
+  CHECK(run.recipe.debug.dump_batches);
+  REQUIRE(run.recipe.data.eval.size() == 1);
+  CHECK(run.recipe.data.eval[0].max_response_tokens == 16384);
+  CHECK(run.recipe.data.eval[0].top_p == 0.7);
+  CHECK(run.recipe.data.eval[0].temperature == 0.5);
+  const StatusOr<MilesImport> train = import_miles_args(kCommon + "--debug-train-only\n", "run.sh");
+  REQUIRE(train.ok());
+  CHECK(contains(train->yaml, "mode: train_only"));
+  CHECK(contains(train->notes.back(), "fill in: debug.load_batches"));
+  CHECK(contains(error_of("--debug-train-only --debug-rollout-only\n"), "excludes"));
+}
