@@ -82,20 +82,28 @@ class Splitter {
     }
   }
 
+  // What stands before the first =; empty: there is none.
+  std::string_view assigned() const {
+    const size_t equals = word_.text.find('=');
+    return equals == std::string::npos ? std::string_view() : std::string_view(word_.text).substr(0, equals);
+  }
+
   // A variable with one value; any other word that sets it makes it unknown.
   void remember() {
-    const size_t equals = word_.text.find('=');
-    if (equals == std::string::npos) {
+    constexpr std::string_view kSetting[] = {"for", "select", "read", "unset"};
+    if (!words_.empty() &&
+        std::find(std::begin(kSetting), std::end(kSetting), words_.back().text) != std::end(kSetting)) {
+      variables_[word_.text] = std::nullopt;
       return;
     }
-    const std::string_view left = std::string_view(word_.text).substr(0, equals);
+    const std::string_view left = assigned();
     const std::string name(left.ends_with('+') ? left.substr(0, left.size() - 1) : left);
     if (!is_name(name)) {
       return;
     }
     std::optional<std::string> value;
     if (!word_.expands && blocks_ == 0 && !left.ends_with('+')) {
-      value = word_.text.substr(equals + 1);
+      value = word_.text.substr(left.size() + 1);
     }
     if (const auto [place, fresh] = variables_.emplace(name, value); !fresh && place->second != value) {
       place->second.reset();
@@ -119,11 +127,20 @@ class Splitter {
       return false;
     }
     const std::string& value = *found->second;
-    if (!in_quotes && (value.empty() || value.find_first_of(" \t\n*?[") != std::string::npos)) {
+    expanded_ += static_cast<int64_t>(value.size());  // bounded: values double with each line that says so
+    const bool splits = !in_quotes && !is_name(assigned());
+    if (expanded_ > kMaxRecipeBytes) {
+      return false;
+    }
+    if (splits && value.find_first_of("*?[") != std::string::npos) {
       return false;
     }
     for (const char c : value) {
-      add(c);
+      if (splits && (c == ' ' || c == '\t' || c == '\n')) {
+        end_word();
+      } else {
+        add(c);
+      }
     }
     at_ = end + (braces ? 1 : 0);
     return true;
@@ -172,6 +189,7 @@ class Splitter {
   size_t at_ = 0;
   int32_t line_ = 1;
   bool open_ = false;
+  int64_t expanded_ = 0;                                                      // bytes
   int32_t blocks_ = 0;                                                        // open if, case, for, ...
   std::map<std::string, std::optional<std::string>, std::less<>> variables_;  // nothing: not known
   ShellWord word_;

@@ -17,8 +17,9 @@ struct ShellWord {
 };
 
 // The brackets of NAME=( ... ) are dropped with their NAME=. $NAME and ${NAME} of a variable that a
-// NAME=value before it sets, unconditionally and to one value only, are replaced by it; where a shell would
-// split an unquoted one into words they are not. An open quote is an error (kBadRecipe).
+// NAME=value before it sets, unconditionally and to one value only, are replaced by it, and split at spaces
+// as shells do where they are not quoted; values that a shell would match with files' names are not. An open
+// quote is an error (kBadRecipe).
 StatusOr<std::vector<ShellWord>> split_shell_words(std::string_view text, std::string_view source);
 
 }  // namespace accord::recipe

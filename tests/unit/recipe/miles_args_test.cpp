@@ -229,11 +229,15 @@ TEST_CASE("variables that a launcher sets plainly are resolved") {
   CHECK(run.recipe.data.train.at(0).path == "/models/a b.jsonl");
   CHECK(run.recipe.trainer.optimizer.lr == 1e-5);
   for (const char* before : {"", "A=$(pwd)\n", "A=/x\nA=/y\n", "if true; then A=/x; fi\n", "A=/x\nA+=/y\n",
-                             "A='/x y'\n", "A=\n"}) {
+                             "A='/x*'\n", "A=/x\nfor A in 1 2; do :; done\n", "A=/x\nunset A\n"}) {
     CAPTURE(before);
     CHECK(contains(error_of(std::string(before) + "--hf-checkpoint $A\n"), "needs a shell"));
   }
   CHECK(contains(error_of("A=/x\n--hf-checkpoint ${A:-/y}\n"), "needs a shell"));
+  CHECK(contains(error_of("A='/x /y'\n--hf-checkpoint $A\n"), "takes one value, 2 given"));
+  CHECK(contains(error_of("A=\n--hf-checkpoint $A\n"), "takes one value, 0 given"));
+  CHECK(imported(kCommon + "A=\"--lr 1e-5 \\\n --seed 7\"\nB=$A\npython3 train.py $B\n").recipe.run.seed ==
+        7);
   CHECK(imported(kCommon + "A=/x\n--rollout-stop '$A'\n").recipe.rollout.stop ==
         std::vector<std::string>{"$A"});
 }
@@ -290,4 +294,12 @@ TEST_CASE("filters and debugging and evaluation of a launcher become keys") {
   CHECK(contains(train->yaml, "mode: train_only"));
   CHECK(contains(train->notes.back(), "fill in: debug.load_batches"));
   CHECK(contains(error_of("--debug-train-only --debug-rollout-only\n"), "excludes"));
+}
+
+TEST_CASE("variables that grow without bound are refused") {
+  std::string text = "A0=xxxxxxxx\n";
+  for (int i = 1; i < 40; ++i) {
+    text += "A" + std::to_string(i) + "=$A" + std::to_string(i - 1) + "$A" + std::to_string(i - 1) + "\n";
+  }
+  CHECK(contains(error_of(text + "--hf-checkpoint $A39\n"), "needs a shell"));
 }
