@@ -203,10 +203,8 @@ def case_units_across_shards(t):
                           "total_size")
 
 
-def case_resume(t):
-    source = os.path.join(GOLDEN, "qwen3_moe")
-    arguments = ["convert", source, t.path("out"), "--format", "nvfp4", "--max-shard-bytes", "2000", "--threads", "1"]
-    whole = convert(t, source, "whole", *arguments[3:])
+def interrupted(t, *arguments):
+    """Kills a conversion to t.path("out") after a few shards; the shards that its state notes as finished."""
     process = t.start(*arguments)
     partial = t.path("out.partial")
     harness.wait_for(lambda: len(glob.glob(partial + "/*.safetensors")) >= 5 or not process.running(),
@@ -215,7 +213,15 @@ def case_resume(t):
     process.popen.send_signal(signal.SIGKILL)
     process.popen.wait()
     harness.require(not os.path.exists(t.path("out")), "a half result appeared")
-    finished = {path: os.stat(path).st_mtime_ns for path in glob.glob(partial + "/*.safetensors")}
+    return [f"{partial}/{name}" for name in json.loads(harness.read(partial + "/conversion.state"))["shards"]]
+
+
+def case_resume(t):
+    source = os.path.join(GOLDEN, "qwen3_moe")
+    arguments = ["convert", source, t.path("out"), "--format", "nvfp4", "--max-shard-bytes", "2000", "--threads", "1"]
+    whole = convert(t, source, "whole", *arguments[3:])
+    partial = t.path("out.partial")
+    finished = {path: os.stat(path).st_mtime_ns for path in interrupted(t, *arguments)}
     error = t.accord(*arguments[:4], "mxfp8", *arguments[5:], expect=harness.USAGE).error()
     harness.require_parts(error, ["another", "remove the directory"], "the refusal")
     result = json.loads(t.accord(*arguments, "--json").out)
@@ -228,6 +234,42 @@ def case_resume(t):
     t.note(f"{len(finished)} shards were kept")
 
 
+def case_resume_trusts_no_name(t):
+    """Other weights of the same size and time are refused; a damaged shard is made again."""
+    source = t.path("source")
+    shutil.copytree(os.path.join(GOLDEN, "qwen3_moe"), source)
+    path = source + "/model.safetensors"
+    original, stat = harness.read(path, "rb"), os.stat(path)
+    arguments = ["convert", source, t.path("out"), "--format", "nvfp4", "--max-shard-bytes", "2000", "--threads", "1"]
+    whole = convert(t, source, "whole", *arguments[3:])
+    finished = interrupted(t, *arguments)
+    tensors = harness.read_safetensors(path)
+    name = "model.layers.1.mlp.experts.1.down_proj.weight"
+    at = original.index(tensors[name][2])
+
+    def replace(data):
+        with open(path, "r+b") as file:
+            file.write(data)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    replace(original[:at] + bytes([original[at] ^ 1]) + original[at + 1:])
+    harness.require_equal((os.stat(path).st_size, os.stat(path).st_mtime_ns), (stat.st_size, stat.st_mtime_ns), "stat")
+    error = t.accord(*arguments, expect=harness.USAGE).error()
+    harness.require_parts(error, ["another source", "are not those", source, "remove the directory"], "the refusal")
+    replace(original)
+    with open(finished[0], "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    os.truncate(finished[1], os.stat(finished[1]).st_size - 1)
+    os.remove(finished[2])
+    result = t.accord(*arguments, "--json")
+    harness.require_equal(json.loads(result.out)["resumed_shards"], len(finished) - 3, "shards that were kept")
+    for shard, part in zip(finished, ("is damaged", "is damaged", "is gone")):
+        harness.require_parts(result.err, [f"{shard}: {part}", "made again"], "the warning")
+    harness.require_equal(relative_hashes(t.path("out")), relative_hashes(whole), "files")
+
+
 def case_refusals(t):
     source = os.path.join(GOLDEN, "qwen3_moe")
     def refused(code, parts, *options, src=source):
@@ -236,6 +278,7 @@ def case_refusals(t):
         harness.require(not glob.glob(t.path("out*")), f"{options} left something")
     usage = harness.USAGE
     refused(usage, ["--recipe or --format"])
+    t.accord("convert", source, "", "--format", "mxfp8", expect=usage)
     refused(usage, ["--format"], "--format", "int4")
     refused(usage, ["not expected"], "--format", "mxfp8", "--extra-high-precision-layer-hf", "x")
     refused(usage, ["nothing.here", "matches no weight"], "--format", "mxfp8",
