@@ -18,6 +18,7 @@
 #include "checkpoint/hf_checkpoint.hpp"
 #include "controller/conversion_plan.hpp"
 #include "controller/conversion_state.hpp"
+#include "controller/decoded_check.hpp"
 #include "controller/weight_tiles.hpp"
 #include "device/thread_pool.hpp"
 #include "kernels/formats/nvfp4.hpp"
@@ -248,6 +249,7 @@ Status Conversion::write_batch(std::span<const ConvertedWeight> weights, Safeten
     tiles_.add(*weight.spec, {weight.row, outer}, tiles);
   }
   const auto write = [&](const WeightTile& tile, const TileBytes& bytes) -> Status {
+    ACCORD_RETURN_IF_ERROR(check_decoded(tile, bytes, static_cast<int>(plan_.notes.range)));
     const ConvertedWeight& weight = weights[tile.weight];
     const int64_t rows = weight.rows();
     const auto place = [&](const TensorSpec& tensor) {  // rows of equal size, in all three formats
