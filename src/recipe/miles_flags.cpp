@@ -201,6 +201,23 @@ bool is_variable(string_view text) {
           }));
 }
 
+// Whether a word after a flag, which has `count` values so far, begins something else.
+bool ends_values(const ShellWord& word, string_view flag, size_t count) {
+  const MilesFlag* known = find_known(flag);
+  const size_t wanted = known == nullptr || known->kind == MilesKind::kFlag ? 0 : 1;
+  const string_view text = word.text;
+  constexpr string_view kOperators[] = {"|", "||", "&", "&&", "<"};
+  const bool array = word.expands && (text == "$@" || (text.starts_with("${") && text.ends_with("[@]}")));
+  const size_t arrow = text.find('>');
+  const bool output =
+      arrow == 0 ||
+      (arrow == 1 && (text[0] == '&' || std::isdigit(static_cast<unsigned char>(text[0])) != 0));
+  const bool ends_command = !word.quoted && (output || std::find(std::begin(kOperators), std::end(kOperators),
+                                                                 text) != std::end(kOperators));
+  return text.starts_with("--") || is_variable(text) || word.gap == Gap::kCommand || array || ends_command ||
+         (word.gap == Gap::kLine && count >= wanted);
+}
+
 // Characters that differ outside the common beginning and end.
 size_t differences(string_view a, string_view b) {
   while (!a.empty() && !b.empty() && a.front() == b.front()) {
@@ -282,7 +299,7 @@ Status MilesArguments::collect(const std::vector<ShellWord>& words) {
     if (equals != std::string::npos) {
       argument.values.push_back({word.text.substr(equals + 1), word.line, word.expands});
     }
-    while (i + 1 < words.size() && !words[i + 1].text.starts_with("--") && !is_variable(words[i + 1].text)) {
+    while (i + 1 < words.size() && !ends_values(words[i + 1], flag, argument.values.size())) {
       argument.values.push_back(words[++i]);
     }
     ACCORD_RETURN_IF_ERROR(take(flag, std::move(argument)));

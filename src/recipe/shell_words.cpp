@@ -28,6 +28,7 @@ class Splitter {
       if (c == '\n' || c == ' ' || c == '\t' || c == '\r' || c == ';') {
         end_word();
         line_ += c == '\n' ? 1 : 0;
+        gap_ = c == ';' ? Gap::kCommand : c == '\n' && !in_array_ ? std::max(gap_, Gap::kLine) : gap_;
         ++at_;
       } else if (c == '#' && !open_) {
         at_ = std::min(text_.find('\n', at_), text_.size());
@@ -38,9 +39,13 @@ class Splitter {
       } else if (c == '(' && open_ && word_.text.ends_with('=')) {
         word_ = {};
         open_ = false;
+        in_array_ = true;
+        gap_ = Gap::kCommand;
         ++at_;
       } else if (c == ')') {
         end_word();
+        in_array_ = false;
+        gap_ = Gap::kCommand;
         ++at_;
       } else if (c == '$' && substitute(false)) {
       } else {
@@ -64,6 +69,7 @@ class Splitter {
 
   void end_word() {
     if (open_) {
+      word_.gap = std::exchange(gap_, Gap::kSpace);
       follow_blocks();
       word_.conditional = blocks_ > 0;
       remember();
@@ -160,6 +166,7 @@ class Splitter {
   Status quoted(char quote) {
     const int32_t begin = line_;
     open_ = true;
+    word_.quoted = true;
     if (word_.text.empty()) {
       word_.line = line_;
     }
@@ -189,6 +196,8 @@ class Splitter {
   size_t at_ = 0;
   int32_t line_ = 1;
   bool open_ = false;
+  bool in_array_ = false;
+  Gap gap_ = Gap::kSpace;                                                     // before the next word
   int64_t expanded_ = 0;                                                      // bytes
   int32_t blocks_ = 0;                                                        // open if, case, for, ...
   std::map<std::string, std::optional<std::string>, std::less<>> variables_;  // nothing: not known

@@ -9,11 +9,16 @@
 
 namespace accord::recipe {
 
+// What stands between a word and the one before it; lines inside NAME=( ... ) count as spaces.
+enum class Gap : uint8_t { kSpace, kLine, kCommand };
+
 struct ShellWord {
   std::string text;
   int32_t line = 1;
   bool expands = false;      // holds an unquoted or double-quoted $ or `, which only a shell resolves
   bool conditional = false;  // stands inside an if, a case or a loop
+  bool quoted = false;       // in part
+  Gap gap = Gap::kSpace;
 };
 
 // The brackets of NAME=( ... ) are dropped with their NAME=. $NAME and ${NAME} of a variable that a

@@ -303,3 +303,18 @@ TEST_CASE("variables that grow without bound are refused") {
   }
   CHECK(contains(error_of(text + "--hf-checkpoint $A39\n"), "needs a shell"));
 }
+
+TEST_CASE("values of a flag end where its array or command does") {
+  const Imported run =
+      imported(kCommon +
+               "A=(--clip-grad 0.5)\nray start --head\nB=(\n  --eval-prompt-data aime\n  a.jsonl\n)\n"
+               "python3 train.py --bf16 ${A[@]} \\\n --seed 7 \"${B[@]}\" \\\n --use-tis 2>&1 | tee log\n"
+               "python3 train.py --rollout-top-p\n0.5\npkill -9 x; echo done && true\n");
+  CHECK(run.recipe.trainer.optimizer.clip_grad == 0.5);
+  CHECK(run.recipe.run.seed == 7);
+  CHECK(run.recipe.rollout.top_p == 0.5);
+  CHECK(run.recipe.data.eval.at(0).path == "a.jsonl");
+  CHECK(imported(kCommon + "--rollout-stop '>' '|' > log\n").recipe.rollout.stop ==
+        std::vector<std::string>{">", "|"});
+  CHECK(contains(error_of("--seed 7 8\n"), "takes one value, 2 given"));
+}
