@@ -51,7 +51,8 @@ Status check_decoded(const WeightTile& tile, const TileBytes& bytes, int range) 
           "tensor '{}', row {}, column {}: its {} decodes to {}, for the weight is too large for this "
           "format; "
           "keep the tensor in BF16",
-          tile.spec->name, tile.row_begin + row, bad - values.begin(), nvfp4 ? "NVFP4" : "MXFP8", *bad);
+          tile.spec->name, tile.row_begin + row, bad - values.begin(), nvfp4 ? "NVFP4" : "MXFP8",
+          std::fabs(*bad));
     }
   }
   return absl::OkStatus();
