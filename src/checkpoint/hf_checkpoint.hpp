@@ -89,6 +89,8 @@ Status write_hf_directory(const std::string& dir, std::string_view config_json,
 StatusOr<std::string> config_json_to_write(const HfConfig& config, const std::string& path);
 std::string generation_config_json_to_write(const HfConfig& config);
 
+// The names that tokenizer files have, a chat template's among them.
+std::vector<std::string> tokenizer_file_names();
 // Copies tokenizer.json, tokenizer_config.json, chat templates, vocabularies, ... that are there.
 Status copy_tokenizer_files(const std::string& from, const std::string& to);
 

@@ -9,6 +9,7 @@
 
 #include "base/mapped_memory.hpp"
 #include "checkpoint/hf_checkpoint.hpp"
+#include "checkpoint/ignore_list.hpp"
 #include "checkpoint/strict_json.hpp"
 #include "kernels/math/convert.hpp"
 
@@ -165,7 +166,13 @@ Status HfCheckpoint::resolve() {
       problems.extra.push_back(printable(name));
     }
   }
-  return problems.status(dir_);
+  ACCORD_RETURN_IF_ERROR(problems.status(dir_));
+  std::vector<StoredFormat> weights;
+  for (const ParamSpec& spec : specs_) {
+    const Encoding encoding = sources_.at(spec.name).encoding;
+    weights.push_back({&spec, name_of(encoding), encoding != Encoding::kPlain});
+  }
+  return check_ignore_lists(dir_, config_.quantization, weights);
 }
 
 // Some files keep the tied head as a copy; a copy that differs is another model.

@@ -30,6 +30,10 @@ Status copy_if_present(const std::string& from, const std::string& to, const cha
 
 }  // namespace
 
+std::vector<std::string> tokenizer_file_names() {
+  return {std::begin(kTokenizerFiles), std::end(kTokenizerFiles)};
+}
+
 Status copy_tokenizer_files(const std::string& from, const std::string& to) {
   for (const char* name : kTokenizerFiles) {
     ACCORD_RETURN_IF_ERROR(copy_if_present(from, to, name));

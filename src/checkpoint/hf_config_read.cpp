@@ -75,6 +75,11 @@ void refuse_unsupported(JsonFields& fields, Architecture architecture, const HfC
                   "must all be 'full_attention'; sliding or linear attention is not supported");
     }
   }
+  if (fields.has("index_topk")) {
+    fields.fail("index_topk",
+                "asks for sparse attention over the tokens that an indexer chooses, which is not supported; "
+                "use a model with full attention");
+  }
   // DeepSeek's own checkpoints name code that says the same as transformers' class.
   if (const Json* map = fields.find("auto_map");
       map != nullptr && architecture != Architecture::kDeepseekV3) {
@@ -97,9 +102,10 @@ void refuse_unsupported(JsonFields& fields, Architecture architecture, const HfC
   }
 }
 
-// The parameters of one scaling, as transformers' modeling_rope_utils reads them. A factor of null under yarn
-// is the ratio of the context lengths.
-void read_scaling(JsonFields& fields, const std::string& type, int64_t max_positions, RopeScaling& scaling) {
+// The parameters of one scaling, as transformers' modeling_rope_utils reads them. A factor that is written as
+// null under yarn is the ratio of the context lengths.
+void read_scaling(JsonFields& fields, const std::string& type, bool null_factor, int64_t max_positions,
+                  RopeScaling& scaling) {
   constexpr std::string_view kOriginal = "original_max_position_embeddings";
   if (type == "default") {
     return;
@@ -125,8 +131,9 @@ void read_scaling(JsonFields& fields, const std::string& type, int64_t max_posit
   } else if (type == "yarn") {
     scaling.kind = RopeKind::kYarn;
     scaling.original_max_position = fields.integer(kOriginal, 1, kMaxDim, max_positions);
-    scaling.factor = fields.number(
-        "factor", static_cast<double>(max_positions) / static_cast<double>(scaling.original_max_position));
+    scaling.factor =
+        null_factor ? static_cast<double>(max_positions) / static_cast<double>(scaling.original_max_position)
+                    : fields.number("factor");
     scaling.beta_fast = fields.number("beta_fast", scaling.beta_fast);
     scaling.beta_slow = fields.number("beta_slow", scaling.beta_slow);
     scaling.truncate = fields.boolean("truncate", scaling.truncate);
@@ -162,6 +169,27 @@ struct Rope {
   RopeScaling scaling;
 };
 
+// Parameters of a scaling without its type would do nothing, and two types cannot both be meant.
+std::string read_rope_type(JsonFields& fields) {
+  const std::string old = fields.text("type", "");
+  const std::string type = fields.text("rope_type", old);
+  if (!old.empty() && type != old) {
+    fields.fail("rope_type", fmt::format("is '{}', type, its old name, says '{}'; make them agree",
+                                         printable(type), printable(old)));
+  }
+  if (!type.empty()) {
+    return type;
+  }
+  for (const char* key :
+       {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "beta_fast",
+        "beta_slow", "mscale", "mscale_all_dim", "attention_factor", "short_factor", "long_factor"}) {
+    if (fields.has(key)) {
+      fields.fail("rope_type", fmt::format("is missing, but {} is there; say which scaling it is of", key));
+    }
+  }
+  return "default";
+}
+
 // `key` is rope_parameters (transformers 5) or rope_scaling (before); both hold {rope_type | type, ...}.
 std::optional<Rope> read_rope(JsonFields& outer, std::string_view key, int64_t max_positions,
                               Status& status) {
@@ -181,14 +209,15 @@ std::optional<Rope> read_rope(JsonFields& outer, std::string_view key, int64_t m
                   "per layer type is not supported; all layers must share one rotary embedding");
     }
   }
-  const std::string type = fields.text("rope_type", fields.text("type", "default"));
+  const std::string type = read_rope_type(fields);
   if (fields.has("rope_theta")) {
     rope.theta = fields.number("rope_theta");
   }
   if (fields.number("partial_rotary_factor", 1.0) != 1.0) {
     fields.fail("partial_rotary_factor", "must be 1: rotary embedding covers whole heads; use another model");
   }
-  read_scaling(fields, type, max_positions, rope.scaling);
+  const bool null_factor = value->contains("factor") && !fields.has("factor");
+  read_scaling(fields, type, null_factor, max_positions, rope.scaling);
   if (status.ok()) {
     status = fields.status();
   }
@@ -199,15 +228,21 @@ Status read_rotary(JsonFields& fields, ModelConfig& config) {
   Status status;
   const std::optional<Rope> modern =
       read_rope(fields, "rope_parameters", config.max_position_embeddings, status);
-  std::optional<Rope> old = read_rope(fields, "rope_scaling", config.max_position_embeddings, status);
+  const std::optional<Rope> old = read_rope(fields, "rope_scaling", config.max_position_embeddings, status);
   ACCORD_RETURN_IF_ERROR(status);
   std::optional<double> old_theta;
   if (fields.has("rope_theta")) {
     old_theta = fields.number("rope_theta");
   }
-  if (modern && modern->theta && old_theta && *modern->theta != *old_theta) {
-    fields.fail("rope_theta",
-                fmt::format("is {}, rope_parameters says {}; make them agree", *old_theta, *modern->theta));
+  // Either object may hold it as well.
+  for (const auto& [key, rope] : {std::pair{"rope_parameters", &modern}, {"rope_scaling", &old}}) {
+    const std::optional<double> theta = *rope ? (*rope)->theta : std::nullopt;
+    if (theta && old_theta && *theta != *old_theta) {
+      fields.fail("rope_theta", fmt::format("is {}, {} says {}; make them agree", *old_theta, key, *theta));
+    }
+  }
+  if (modern && old && modern->theta && old->theta && *modern->theta != *old->theta) {
+    fields.fail("rope_scaling", "contradicts rope_parameters in rope_theta; make them agree");
   }
   if (modern && old && !(modern->scaling == old->scaling)) {
     fields.fail("rope_scaling", "contradicts rope_parameters; make them agree");
@@ -218,7 +253,9 @@ Status read_rotary(JsonFields& fields, ModelConfig& config) {
     config.rope_scaling = old->scaling;
   }
   constexpr double kDefaultTheta = 10000.0;
-  config.rope_theta = modern && modern->theta ? *modern->theta : old_theta.value_or(kDefaultTheta);
+  config.rope_theta = modern && modern->theta ? *modern->theta
+                      : old && old->theta     ? *old->theta
+                                              : old_theta.value_or(kDefaultTheta);
   return absl::OkStatus();
 }
 

@@ -30,11 +30,19 @@ struct Nvfp4Notes {
   bool operator==(const Nvfp4Notes&) const = default;
 };
 
+// The modules that stay in high precision, as one file lists them.
+struct IgnoreList {
+  std::string where;  // file and key
+  std::vector<std::string> entries;
+  bool operator==(const IgnoreList&) const = default;
+};
+
 struct QuantizationConfig {
   QuantMethod method = QuantMethod::kNone;
-  bool by_accord = false;     // its own producer entry: A is bf16(6*range*weight_scale_2)
-  Nvfp4Notes nvfp4;           // defaults unless by_accord
-  bool claims_cache = false;  // an FP8 KV cache, which accord does not use
+  bool by_accord = false;           // its own producer entry: A is bf16(6*range*weight_scale_2)
+  Nvfp4Notes nvfp4;                 // defaults unless by_accord
+  bool claims_cache = false;        // an FP8 KV cache, which accord does not use
+  std::vector<IgnoreList> ignored;  // of config.json, then of hf_quant_config.json
   bool operator==(const QuantizationConfig&) const = default;
 };
 
@@ -48,6 +56,9 @@ StatusOr<QuantizationConfig> parse_hf_quant_config(std::string_view text, const 
 StatusOr<QuantizationConfig> read_quantization_config(const std::string& dir, std::string_view config_json);
 
 // ---- written ----
+
+// A weight of a linear module, router and head included: what lists of modules are about.
+bool is_linear(const ParamSpec& spec);
 
 // The linear modules, router and head that stay in high precision, as short as readers allow. `is_quantized`
 // gets each weight. `wildcards`: modelopt's patterns ("model.layers.7.*", "model.layers.*.self_attn*",

@@ -17,12 +17,22 @@ constexpr std::string_view kReadable =
     "readable are mxfp8 [1, 32], fp8 [128, 128], modelopt NVFP4 and compressed-tensors nvfp4-pack-quantized; "
     "otherwise load the BF16 checkpoint";
 
-void check_list(JsonFields& fields, std::string_view key) {
+void read_list(JsonFields& fields, std::string_view key, QuantizationConfig& config) {
   const Json* list = fields.find(key);
-  if (list != nullptr && (!list->is_array() || !std::all_of(list->begin(), list->end(),
-                                                            [](const Json& x) { return x.is_string(); }))) {
-    fields.fail(key, "must be a list of module names");
+  if (list == nullptr) {
+    return;
   }
+  if (!list->is_array() ||
+      !std::all_of(list->begin(), list->end(), [](const Json& x) { return x.is_string(); })) {
+    fields.fail(key, "must be a list of module names");
+    return;
+  }
+  IgnoreList result;
+  result.where = fmt::format("{}: {}", fields.where(), key);
+  for (const Json& entry : *list) {
+    result.entries.push_back(entry.get<std::string>());
+  }
+  config.ignored.push_back(std::move(result));
 }
 
 bool is_pair(const Json* value, int64_t rows, int64_t cols) {
@@ -52,20 +62,21 @@ QuantizationConfig of_method(QuantMethod method) {
 QuantizationConfig read_block_scaled(JsonFields& fields, bool mxfp8) {
   expect_text(fields, "activation_scheme", "dynamic");
   expect_text(fields, "fmt", "e4m3");
-  check_list(fields, "modules_to_not_convert");
-  check_list(fields, "ignored_layers");
+  QuantizationConfig config = of_method(mxfp8 ? QuantMethod::kMxfp8 : QuantMethod::kFp8Block);
+  read_list(fields, "modules_to_not_convert", config);
+  read_list(fields, "ignored_layers", config);
   const Json* block = fields.find("weight_block_size");
   if (mxfp8) {
     expect_text(fields, "scale_fmt", "ue8m0");
     if (block != nullptr && !is_pair(block, 1, 32)) {
       fields.fail("weight_block_size", "must be [1, 32] for mxfp8");
     }
-    return of_method(QuantMethod::kMxfp8);
+    return config;
   }
   if (!is_pair(block, 128, 128)) {
     fields.fail("weight_block_size", fmt::format("must be [128, 128] for fp8; {}", kReadable));
   }
-  return of_method(QuantMethod::kFp8Block);
+  return config;
 }
 
 // {"name": "accord", ...}: what accord wrote about its own NVFP4 options.
@@ -117,7 +128,7 @@ QuantizationConfig read_modelopt(JsonFields& fields, std::string_view ignore_key
   if (fields.integer("group_size", 1, kMaxBlock, 16) != 16) {
     fields.fail("group_size", "must be 16 for NVFP4");
   }
-  check_list(fields, ignore_key);
+  read_list(fields, ignore_key, config);
   read_cache_claim(fields, config);
   return config;
 }
@@ -153,7 +164,7 @@ QuantizationConfig read_compressed_tensors(JsonFields& fields) {
   for (const auto& [name, group] : groups->items()) {
     check_group(fields, name, group);
   }
-  check_list(fields, "ignore");
+  read_list(fields, "ignore", config);
   read_cache_claim(fields, config);
   return config;
 }
@@ -251,6 +262,7 @@ StatusOr<QuantizationConfig> read_quantization_config(const std::string& dir, st
         path, name_of(config.method));
   }
   config.claims_cache = config.claims_cache || other.claims_cache;
+  config.ignored.insert(config.ignored.end(), other.ignored.begin(), other.ignored.end());
   return config;
 }
 

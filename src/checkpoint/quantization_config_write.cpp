@@ -27,11 +27,6 @@ std::string group_of(const ParamSpec& spec, const std::string& prefix) {
   return module.substr(0, module.rfind('.'));
 }
 
-bool is_linear(const ParamSpec& spec) {
-  return spec.role != ParamRole::kNorm && spec.role != ParamRole::kEmbedding &&
-         spec.name.ends_with(".weight");
-}
-
 struct LayerModules {
   std::map<std::string, Tally> groups;
   std::map<std::string, std::vector<std::string>> names;  // group -> high-precision modules, relative
@@ -49,6 +44,11 @@ Json producer_json(QuantMethod method, const Nvfp4Notes& notes) {
 }
 
 }  // namespace
+
+bool is_linear(const ParamSpec& spec) {
+  return spec.role != ParamRole::kNorm && spec.role != ParamRole::kEmbedding &&
+         spec.name.ends_with(".weight");
+}
 
 std::vector<std::string> high_precision_modules(const ModelConfig& config,
                                                 const std::function<bool(const ParamSpec&)>& is_quantized,

@@ -85,6 +85,46 @@ void decode_row(const StoredWeight& w, int64_t row, int64_t col, int64_t count, 
   }
 }
 
+// The scales of columns [col, col + count) of one row; none of a format may be negative or NaN, and one that
+// is would make plausible values of damaged bytes.
+Status check_scales(const StoredWeight& w, int64_t row, int64_t col, int64_t count) {
+  const bool in_blocks = w.encoding == Encoding::kFp8Block;
+  const int64_t block = in_blocks ? kFp8Block : block_of(w.encoding);
+  const int64_t per_row = ceil_div(w.cols, block);
+  const int64_t scale_row = in_blocks ? row / kFp8Block : row;
+  const int64_t first = scale_row * per_row + col / block;
+  const int64_t last = scale_row * per_row + ceil_div(col + count, block);
+  const auto bad = [&](int64_t at) -> bool {
+    switch (w.encoding) {
+      case Encoding::kMxfp8:
+        return bytes_of(w.scales)[at] == 0xff;
+      case Encoding::kNvfp4:
+        return bytes_of(w.scales)[at] >= 0x7f;
+      case Encoding::kFp8Block: {
+        const float scale = fp8_block_scale(*w.scales, at);
+        return !std::isfinite(scale) || scale < 0.0F;
+      }
+      case Encoding::kPlain:
+        break;
+    }
+    return false;
+  };
+  for (int64_t at = first; at < last; ++at) {
+    if (bad(at)) {
+      const int code = bytes_of(w.scales)[at];
+      const std::string what = in_blocks               ? fmt::format("{}", fp8_block_scale(*w.scales, at))
+                               : (code & 0x7f) == 0x7f ? fmt::format("NaN ({:#04x})", code)
+                                                       : fmt::format("negative ({:#04x})", code);
+      return data_error(
+          "tensor '{}': the scale at row {}, column {} is {}; scales are finite and not negative: download "
+          "it "
+          "again, or convert the BF16 checkpoint again",
+          printable(w.scales->name), scale_row, at - scale_row * per_row, what);
+    }
+  }
+  return absl::OkStatus();
+}
+
 // One of the tensors that belong to a quantized weight.
 struct Expected {
   std::string name;
@@ -219,6 +259,7 @@ Status decode(const StoredWeight& w, int64_t at, std::span<float> out) {
     const int64_t count = std::min(w.cols - col, static_cast<int64_t>(out.size() - done));
     const int64_t begin = col / block * block;
     const int64_t end = ceil_div(col + count, block) * block;
+    ACCORD_RETURN_IF_ERROR(check_scales(w, row, begin, end - begin));
     if (begin == col && end == col + count) {
       decode_row(w, row, col, count, out.data() + done);
     } else {
@@ -272,7 +313,8 @@ StatusOr<std::optional<StoredWeight>> find_quantized(const ShardedTensors& tenso
     w.stored_outer = scalar_of(*outer);
   }
   for (const std::string& unused : names.unused) {
-    if (tensors.find(unused) != nullptr) {
+    if (const TensorInfo* tensor = tensors.find(unused); tensor != nullptr) {
+      w.input_scale = tensor;
       tensors_used.push_back(unused);
     }
   }

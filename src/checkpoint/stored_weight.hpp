@@ -24,8 +24,9 @@ std::string_view name_of(Encoding encoding);
 struct StoredWeight {
   Encoding encoding = Encoding::kPlain;
   const TensorInfo* data = nullptr;
-  const TensorInfo* scales = nullptr;  // nullptr: plain
-  int64_t first = 0;                   // plain: elements into `data`, where experts of a fused tensor start
+  const TensorInfo* scales = nullptr;       // nullptr: plain
+  const TensorInfo* input_scale = nullptr;  // NVFP4, where there is one: not used
+  int64_t first = 0;  // plain: elements into `data`, where experts of a fused tensor start
   int64_t rows = 1;
   int64_t cols = 1;  // of the last axis
   // NVFP4: A, and the range of S = 6*range/A. `stored_outer` is the file's own number: weight_scale_2 = 1/S,
@@ -37,7 +38,8 @@ struct StoredWeight {
   int64_t numel() const { return rows * cols; }
 };
 
-// Decoded values of elements [at, at + out.size()), row-major. Errors: a plain tensor that is not floating.
+// Decoded values of elements [at, at + out.size()), row-major. Errors: a plain tensor that is not floating;
+// a block scale that is negative or NaN (names tensor, row, column).
 Status decode(const StoredWeight& weight, int64_t at, std::span<float> out);
 
 // Finds the tensors of weight `name` (".../q_proj.weight") of shape [rows, cols] under `config`.method:

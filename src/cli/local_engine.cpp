@@ -35,8 +35,9 @@ void add_local_engine_options(CLI::App& command, LocalEngineArguments& arguments
       ->capture_default_str();
   command.add_option("--dtype", arguments.dtype,
                      "Compute dtype: float32 or bfloat16 (default: the recipe's, or bfloat16)");
-  command.add_option("--recipe", arguments.recipe,
-                     "A recipe whose precision plan decides the weights' formats (default: all BF16)");
+  command.add_option(
+      "--recipe", arguments.recipe,
+      "A recipe whose precision plan decides the weights' formats (default: as the checkpoint is stored)");
   command.add_option("--threads", arguments.threads, "Threads; never changes a token (0: all)")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();

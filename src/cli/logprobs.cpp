@@ -127,8 +127,9 @@ void add_logprobs(CLI::App& app, Action& action) {
       ->required();
   command->add_option("--dtype", arguments->dtype,
                       "Compute dtype: float32 or bfloat16 (default: the recipe's, or bfloat16)");
-  command->add_option("--recipe", arguments->recipe,
-                      "A recipe whose precision plan decides the weights' formats (default: all BF16)");
+  command->add_option(
+      "--recipe", arguments->recipe,
+      "A recipe whose precision plan decides the weights' formats (default: as the checkpoint is stored)");
   command->add_option("--threads", arguments->threads, "Threads; never changes a value (0: all)")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();

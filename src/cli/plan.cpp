@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,8 +41,8 @@ struct Arguments {
   std::string recipe;
   std::vector<std::string> overrides;
   bool json = false;
-  std::string explain;          // a tensor's name
-  std::string from_miles_args;  // a file of arguments
+  std::optional<std::string> explain;  // a tensor's name
+  std::string from_miles_args;         // a file of arguments
 };
 
 struct Memory {
@@ -328,13 +329,20 @@ Status plan(const Arguments& arguments) {
   if (!arguments.from_miles_args.empty()) {
     return import_arguments(arguments);
   }
+  if (arguments.explain && arguments.json) {
+    return usage_error(
+        "--explain is text only (leave out --json, which lists why each weight has its format)");
+  }
+  if (arguments.explain && arguments.explain->empty()) {
+    return usage_error("--explain: give the name of a weight");
+  }
   if (arguments.recipe.empty()) {
     return usage_error("give a recipe, or --from-miles-args FILE");
   }
   ACCORD_ASSIGN_OR_RETURN(const DryRun run, dry_run(arguments));
-  if (!arguments.explain.empty()) {
+  if (arguments.explain) {
     ACCORD_ASSIGN_OR_RETURN(const std::string text, precision::explain(run.config, run.recipe.precision,
-                                                                       run.plan, arguments.explain));
+                                                                       run.plan, *arguments.explain));
     return write_output("-", text);
   }
   ACCORD_RETURN_IF_ERROR(write_output("-", arguments.json ? to_json(run) : to_text(run)));

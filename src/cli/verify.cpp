@@ -33,11 +33,17 @@ std::string to_text(const Verification& result) {
       out += fmt::format("{}  {} / {}  {}\n", tensor.name, tensor.a, tensor.b, tensor.detail);
     }
   }
+  for (const controller::OtherDifference& other : result.others) {
+    out += fmt::format("{}  {}\n", other.name, other.detail);
+  }
   out += fmt::format("{} tensors:", result.tensors.size());
   for (const Relation relation : kRelations) {
     if (const int64_t count = result.count(relation); count > 0 || relation == Relation::kDifferent) {
       out += fmt::format(" {} {}", count, name_of(relation));
     }
+  }
+  if (!result.others.empty()) {
+    out += fmt::format("; different beside them: {}", result.others.size());
   }
   return out + "\n";
 }
@@ -55,6 +61,10 @@ std::string to_json(const Verification& result) {
                               {"b", tensor.b},
                               {"relation", std::string(name_of(tensor.relation))},
                               {"detail", tensor.detail}});
+  }
+  out["others"] = nlohmann::ordered_json::array();
+  for (const controller::OtherDifference& other : result.others) {
+    out["others"].push_back({{"name", other.name}, {"detail", other.detail}});
   }
   return out.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
@@ -74,8 +84,15 @@ Status verify(const Arguments& arguments) {
   ACCORD_ASSIGN_OR_RETURN(const Verification result, compare(arguments));
   ACCORD_RETURN_IF_ERROR(write_output("-", arguments.json ? to_json(result) : to_text(result)));
   if (!result.ok()) {
-    return data_error("{} and {} differ in {} of {} tensors", arguments.a, arguments.b,
-                      result.count(Relation::kDifferent), result.tensors.size());
+    std::string beside;
+    if (!result.others.empty()) {
+      beside = fmt::format(", and in {}", result.others.front().name);
+      if (result.others.size() > 1) {
+        beside += fmt::format(" and {} more beside them", result.others.size() - 1);
+      }
+    }
+    return data_error("{} and {} differ in {} of {} tensors{}", arguments.a, arguments.b,
+                      result.count(Relation::kDifferent), result.tensors.size(), beside);
   }
   return absl::OkStatus();
 }
@@ -85,9 +102,9 @@ Status verify(const Arguments& arguments) {
 void add_verify(CLI::App& app, Action& action) {
   auto arguments = std::make_shared<Arguments>();
   Arguments& a = *arguments;
-  CLI::App* command = app.add_subcommand(
-      "verify",
-      "Compare two checkpoints tensor by tensor under the contract; exit 0 only if all bytes agree");
+  CLI::App* command = app.add_subcommand("verify",
+                                         "Compare two checkpoints tensor by tensor under the contract, and "
+                                         "what else decides how they behave; exit 0 only if all agrees");
   command->add_option("a", a.a, "A Hugging Face directory, quantized or not")->required();
   command->add_option("b", a.b, "Another, or the ledger.jsonl of a run: the bytes that were broadcast")
       ->required();

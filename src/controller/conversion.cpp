@@ -17,6 +17,8 @@
 #include "base/log.hpp"
 #include "checkpoint/hf_checkpoint.hpp"
 #include "controller/conversion_plan.hpp"
+#include "controller/conversion_state.hpp"
+#include "controller/decoded_check.hpp"
 #include "controller/weight_tiles.hpp"
 #include "device/thread_pool.hpp"
 #include "kernels/formats/nvfp4.hpp"
@@ -31,8 +33,8 @@ using checkpoint::SafetensorsWriter;
 using checkpoint::TensorSpec;
 
 constexpr int64_t kBatchElements = int64_t{1} << 25;
-constexpr char kStateFile[] = "conversion.state";  // in DST.partial: what it will become
-constexpr int64_t kMaxStateBytes = 4096;
+constexpr char kStateFile[] = "conversion.state";
+constexpr int64_t kMaxStateBytes = int64_t{256} << 20;
 
 bool exists(const std::string& path) {
   std::error_code ignored;
@@ -65,15 +67,18 @@ class Conversion {
 
  private:
   Status open_destination();
-  std::string identity() const;
+  std::string plan_digest() const;
+  Status write_state() const;
+  std::vector<bool> find_whole_shards();
   Status write_shard(size_t number);
   Status write_batch(std::span<const ConvertedWeight> weights, SafetensorsWriter& writer);
   Status find_outer_scales(std::span<const ConvertedWeight> weights);
   Status write_scalars(const ConvertedWeight& weight, SafetensorsWriter& writer) const;
   Status finish();
-  std::string shard_path(size_t number) const {
-    return partial_ + "/" + checkpoint::shard_file_name(number, plan_.shards.size());
+  std::string shard_name(size_t number) const {
+    return checkpoint::shard_file_name(number, plan_.shards.size());
   }
+  std::string shard_path(size_t number) const { return partial_ + "/" + shard_name(number); }
 
   std::string destination_;
   std::string partial_;
@@ -83,31 +88,24 @@ class Conversion {
   WeightTiles tiles_;
   telemetry::ProgressBar progress_;
   FileDescriptor lock_;
+  ConversionState state_;
   std::map<std::string, float> outer_;  // by unit: A
   int64_t done_ = 0;
   ConversionReport report_;
 };
 
-// Whatever decides the result: the source's files as they are now, the plan, the shards.
-std::string Conversion::identity() const {
+// Whatever decides the result beside the source: the plan, and how it is cut into shards.
+std::string Conversion::plan_digest() const {
   Hasher hasher;
-  hasher.update(source_.hf_config().config_json);
-  hasher.update(source_.hf_config().generation_config_json);
-  for (const checkpoint::SafetensorsFile& file : source_.files()) {
-    std::error_code ignored;
-    const auto time = std::filesystem::last_write_time(file.path(), ignored).time_since_epoch().count();
-    hasher.update(fmt::format("\n{} {} {}", std::filesystem::path(file.path()).filename().string(),
-                              std::filesystem::file_size(file.path(), ignored), time));
-    for (const checkpoint::TensorInfo& tensor : file.tensors()) {
-      hasher.update(fmt::format("\n{} {} {}", tensor.name, checkpoint::dtype_name(tensor.dtype),
-                                checkpoint::shape_text(tensor.shape)));
-    }
-  }
   hasher.update(plan_.precision.digest);
   for (const std::vector<ConvertedWeight>& shard : plan_.shards) {
     hasher.update(fmt::format("\n{}", shard.size()));
   }
-  return hasher.hex() + "\n";
+  return hasher.hex();
+}
+
+Status Conversion::write_state() const {
+  return write_file_atomic(partial_ + "/" + kStateFile, to_json(state_));
 }
 
 Status Conversion::open_destination() {
@@ -123,19 +121,27 @@ Status Conversion::open_destination() {
                                   partial_));
   }
   const std::string state = partial_ + "/" + kStateFile;
-  const std::string mine = identity();
+  state_.source = source_digest(source_);
+  state_.plan = plan_digest();
   if (exists(state)) {
-    ACCORD_ASSIGN_OR_RETURN(const std::string other, read_file(state, kMaxStateBytes));
-    if (other != mine) {
+    ACCORD_ASSIGN_OR_RETURN(const std::string text, read_file(state, kMaxStateBytes));
+    ACCORD_ASSIGN_OR_RETURN(ConversionState other, parse_conversion_state(text, state));
+    if (other.source != state_.source || other.plan != state_.plan) {
       return usage_error(
-          "{}: holds an unfinished conversion of another source or with another plan; finish it with the "
+          "{}: holds an unfinished conversion of another source or with another plan ({}); finish it with "
+          "the "
           "same command, or remove the directory",
-          partial_);
+          partial_,
+          other.source != state_.source ? fmt::format("the weights or JSON files of {} are not those that it "
+                                                      "was begun with",
+                                                      source_.dir())
+                                        : "the plan or the size of a shard differs");
     }
+    state_.shards = std::move(other.shards);
   } else if (!std::filesystem::is_empty(partial_)) {
     return usage_error("{}: exists and holds no unfinished conversion; remove it", partial_);
   } else {
-    ACCORD_RETURN_IF_ERROR(write_file_atomic(state, mine));
+    ACCORD_RETURN_IF_ERROR(write_state());
   }
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(partial_, ignored)) {
@@ -156,8 +162,9 @@ StatusOr<ConversionReport> Conversion::run() {
       report_.bytes += weight.bytes;
     }
   }
-  for (size_t number = 0; number < plan_.shards.size(); ++number) {
-    if (exists(shard_path(number))) {
+  const std::vector<bool> whole = find_whole_shards();
+  for (size_t number = 0; number < whole.size(); ++number) {
+    if (whole[number]) {
       ++report_.resumed_shards;
       done_ += static_cast<int64_t>(plan_.shards[number].size());
     }
@@ -168,13 +175,45 @@ StatusOr<ConversionReport> Conversion::run() {
   }
   progress_.start_at(done_);
   for (size_t number = 0; number < plan_.shards.size(); ++number) {
-    if (!exists(shard_path(number))) {
+    if (!whole[number]) {
       ACCORD_RETURN_IF_ERROR(write_shard(number));
     }
   }
   ACCORD_RETURN_IF_ERROR(finish());
   report_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return report_;
+}
+
+// A shard counts only with the size and the digest that were noted when it was finished.
+std::vector<bool> Conversion::find_whole_shards() {
+  const size_t count = plan_.shards.size();
+  std::vector<std::string> problems(count);
+  pool_.parallel_for(static_cast<int64_t>(count), [&](int64_t i) {
+    const std::string path = shard_path(static_cast<size_t>(i));
+    std::string& problem = problems[static_cast<size_t>(i)];
+    const auto noted = state_.shards.find(shard_name(static_cast<size_t>(i)));
+    if (!exists(path)) {
+      problem = noted == state_.shards.end() ? "absent" : "is gone";
+    } else if (noted == state_.shards.end()) {
+      problem = "was not noted as finished";
+    } else if (const StatusOr<FinishedShard> found = digest_of_file(path); !found.ok()) {
+      problem = message_of(found.status());
+    } else if (*found != noted->second) {
+      problem = fmt::format("is damaged ({} bytes with digest {}; finished were {} with {})", found->bytes,
+                            found->digest, noted->second.bytes, noted->second.digest);
+    }
+  });
+  std::vector<bool> whole(count);
+  for (size_t number = 0; number < count; ++number) {
+    whole[number] = problems[number].empty();
+    if (!whole[number]) {
+      state_.shards.erase(shard_name(number));
+      if (problems[number] != "absent") {
+        log::warn("{}: {}; it is made again", shard_path(number), problems[number]);
+      }
+    }
+  }
+  return whole;
 }
 
 Status Conversion::write_shard(size_t number) {
@@ -197,7 +236,9 @@ Status Conversion::write_shard(size_t number) {
     progress_.update(done_);
     begin = end;
   }
-  return writer.commit();
+  ACCORD_RETURN_IF_ERROR(writer.commit());
+  ACCORD_ASSIGN_OR_RETURN(state_.shards[shard_name(number)], digest_of_file(shard_path(number)));
+  return write_state();
 }
 
 Status Conversion::write_batch(std::span<const ConvertedWeight> weights, SafetensorsWriter& writer) {
@@ -208,6 +249,7 @@ Status Conversion::write_batch(std::span<const ConvertedWeight> weights, Safeten
     tiles_.add(*weight.spec, {weight.row, outer}, tiles);
   }
   const auto write = [&](const WeightTile& tile, const TileBytes& bytes) -> Status {
+    ACCORD_RETURN_IF_ERROR(check_decoded(tile, bytes, static_cast<int>(plan_.notes.range)));
     const ConvertedWeight& weight = weights[tile.weight];
     const int64_t rows = weight.rows();
     const auto place = [&](const TensorSpec& tensor) {  // rows of equal size, in all three formats
@@ -324,6 +366,9 @@ void log_notes(const HfCheckpoint& source, const ConversionPlan& plan) {
 }  // namespace
 
 StatusOr<ConversionReport> convert_checkpoint(const ConversionOptions& options) {
+  if (options.destination.empty()) {
+    return usage_error("the destination is empty; name a directory that does not exist yet");
+  }
   ACCORD_ASSIGN_OR_RETURN(HfCheckpoint source, HfCheckpoint::open(options.source));
   ModelConfig config = source.config();
   config.mla.form = options.mla;

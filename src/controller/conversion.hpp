@@ -37,8 +37,8 @@ struct ConversionReport {
 };
 
 // Logs what readers of the result should know. Errors: a source that cannot be read, or that is not finite in
-// BF16 (65, names the tensor); a plan that no layout can hold (78); a destination that exists (64), or that
-// another process is writing (73).
+// BF16 or whose quantized values are not (65, names the tensor); a plan that no layout can hold (78); a
+// destination that exists (64), or that another process is writing (73).
 StatusOr<ConversionReport> convert_checkpoint(const ConversionOptions& options);
 
 }  // namespace accord::controller

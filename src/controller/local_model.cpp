@@ -35,6 +35,22 @@ Status check_runnable(const precision::PrecisionPlan& plan) {
   return absl::OkStatus();
 }
 
+// A checkpoint does not say which form of latent attention it is for, but a quantized kv_b_proj does.
+Status check_stored_kv_b(const checkpoint::HfCheckpoint& source, const ModelConfig& config) {
+  for (const ParamSpec& spec : source.specs()) {
+    const checkpoint::Encoding encoding = source.stored(spec.name)->encoding;
+    const bool quantized =
+        encoding == checkpoint::Encoding::kMxfp8 || encoding == checkpoint::Encoding::kNvfp4;
+    if (spec.role == ParamRole::kKvB && quantized && config.absorbed()) {
+      return recipe_error(
+          "{}: '{}' is stored in {}, which the absorbed form of attention cannot use; give --recipe with a "
+          "recipe that has model.mla: plain and this precision",
+          source.dir(), spec.name, name_of(encoding));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 struct LocalModel::Impl {
@@ -71,6 +87,9 @@ StatusOr<std::unique_ptr<LocalModel>> LocalModel::load(const LocalModelOptions& 
   auto impl = std::make_unique<Impl>(thread_count(options.threads));
   impl->config = source.config();
   impl->config.mla.form = options.mla.value_or(mla);
+  if (!precision) {
+    ACCORD_RETURN_IF_ERROR(check_stored_kv_b(source, impl->config));
+  }
   ACCORD_ASSIGN_OR_RETURN(const precision::PrecisionPlan plan,
                           precision::build_plan(impl->config, precision ? *precision : precision_of(source)));
   ACCORD_RETURN_IF_ERROR(check_runnable(plan));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cfloat>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -11,7 +12,9 @@
 
 #include "base/mapped_memory.hpp"
 #include "checkpoint/hf_checkpoint.hpp"
+#include "controller/verification_metadata.hpp"
 #include "controller/weight_tiles.hpp"
+#include "kernels/formats/nvfp4.hpp"
 #include "telemetry/progress.hpp"
 
 namespace accord::controller {
@@ -54,6 +57,7 @@ class Verifier {
     ACCORD_RETURN_IF_ERROR(same_parameters());
     telemetry::ProgressBar progress("verify", static_cast<int64_t>(a_.specs().size()));
     Verification result;
+    ACCORD_ASSIGN_OR_RETURN(result.others, compare_metadata(a_, b_));
     for (const ParamSpec& spec : a_.specs()) {
       const StoredWeight& x = *a_.stored(spec.name);
       const StoredWeight& y = *b_.stored(spec.name);
@@ -241,7 +245,7 @@ class Verifier {
     float outer = 0.0F;
     if (stored.encoding == Encoding::kNvfp4) {
       ACCORD_ASSIGN_OR_RETURN(outer, unit_amax(spec, plain, source));
-      if (std::bit_cast<uint32_t>(outer) != std::bit_cast<uint32_t>(stored.outer)) {
+      if (!same_outer(quantized.quantization(), stored, outer)) {
         return fmt::format("outer scale {}, quantizing gives {}", stored.outer, outer);
       }
     }
@@ -266,6 +270,18 @@ class Verifier {
     return first_bad_row == stored.rows
                ? std::string()
                : fmt::format("quantizing gives other bytes, from row {} or a few later on", first_bad_row);
+  }
+
+  // Where S of the contract is at its end, which is A of at most 7.9e-36, a file does not hold A but only
+  // 1/S.
+  static bool same_outer(const checkpoint::QuantizationConfig& config, const StoredWeight& stored,
+                         float outer) {
+    if (config.method == checkpoint::QuantMethod::kModelopt && config.by_accord &&
+        stored.stored_outer <= 1.0F / FLT_MAX) {
+      return std::bit_cast<uint32_t>(formats::outer_scale(outer, stored.range).inverse) ==
+             std::bit_cast<uint32_t>(stored.stored_outer);
+    }
+    return std::bit_cast<uint32_t>(outer) == std::bit_cast<uint32_t>(stored.outer);
   }
 
   // Over gate and up of the MLP, as the contract's units say.

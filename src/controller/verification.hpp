@@ -27,13 +27,21 @@ struct VerifiedTensor {
   std::string detail;  // of a difference: where the first one is
 };
 
-struct Verification {
-  std::vector<VerifiedTensor> tensors;  // canonical order
-  int64_t count(Relation relation) const;
-  bool ok() const { return count(Relation::kDifferent) == 0; }
+// Something beside the weights: a key of config.json, a tokenizer file, a producer, ...
+struct OtherDifference {
+  std::string name;
+  std::string detail;
 };
 
-// Both are Hugging Face directories of the same architecture and sizes; either may be quantized. Errors: one
+struct Verification {
+  std::vector<VerifiedTensor> tensors;  // canonical order
+  std::vector<OtherDifference> others;  // of two checkpoints
+  int64_t count(Relation relation) const;
+  bool ok() const { return count(Relation::kDifferent) == 0 && others.empty(); }
+};
+
+// Both are Hugging Face directories of the same architecture and sizes; either may be quantized. Compared are
+// the weights, and what verification_metadata.hpp says. Errors: one
 // that cannot be read; parameters that do not have the same names and shapes (65, names the first).
 StatusOr<Verification> verify_checkpoints(const std::string& a, const std::string& b, int threads);
 

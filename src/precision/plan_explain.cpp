@@ -3,10 +3,13 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 
+#include "base/strict_json.hpp"
 #include "precision/pattern.hpp"
 #include "precision/plan_summary.hpp"
+#include "recipe/reader.hpp"
 
 namespace accord::precision {
 namespace {
@@ -48,6 +51,20 @@ std::string rules_text(const ModelConfig& config, const recipe::PrecisionPart& p
   return out;
 }
 
+// Any name of a weight that `tensor` may be a slip of.
+std::optional<std::string> near_name(const ModelConfig& config, std::string_view tensor) {
+  constexpr size_t kFarther = 3;  // characters more or fewer; spares comparing every name of a large model
+  std::vector<std::string> names;
+  for (const ParamSpec& spec : parameter_specs(config)) {
+    for (std::string& name : names_of(spec.name)) {
+      if (std::max(name.size(), tensor.size()) - std::min(name.size(), tensor.size()) <= kFarther) {
+        names.push_back(std::move(name));
+      }
+    }
+  }
+  return recipe::nearest(tensor, names);
+}
+
 bool has_name(const std::string& canonical, std::string_view name) {
   const std::vector<std::string> names = names_of(canonical);
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -76,11 +93,11 @@ StatusOr<std::string> explain(const ModelConfig& config, const recipe::Precision
     told[place->second].second.push_back(spec.name);
   }
   if (told.empty()) {
+    const auto guess = near_name(config, tensor);
     return usage_error(
-        "--explain {}: no weight of this model has this name (the table of `accord plan` lists them; "
-        "Megatron "
-        "names such as decoder.layers.0.mlp.linear_fc1 are known too)",
-        tensor);
+        "--explain {}: no weight of this model has this name{} (the table of `accord plan` lists them; "
+        "Megatron names such as decoder.layers.0.mlp.linear_fc1 are known too)",
+        printable(tensor), guess ? fmt::format("; did you mean {}?", *guess) : "");
   }
   std::string out;
   for (const auto& [text, weights] : told) {

@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <iterator>
 #include <optional>
 #include <string_view>
@@ -235,11 +235,20 @@ class Resolver {
 
 }  // namespace
 
+bool concerns_precision(string_view name) {
+  const std::vector<const char*> known = known_variables();
+  return name.starts_with("NVTE_NVFP4_") || name.starts_with("FLASHINFER_NVFP4_") ||
+         std::find(known.begin(), known.end(), name) != known.end();
+}
+
 Environment precision_environment() {
   Environment environment;
-  for (const char* name : known_variables()) {
-    if (const char* value = std::getenv(name); value != nullptr && *value != '\0') {
-      environment.emplace(name, value);
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const string_view text = *entry;
+    const size_t equals = text.find('=');
+    if (equals != string_view::npos && equals + 1 < text.size() &&
+        concerns_precision(text.substr(0, equals))) {
+      environment.emplace(text.substr(0, equals), text.substr(equals + 1));
     }
   }
   return environment;
@@ -253,6 +262,10 @@ void resolve_environment(const Environment& environment, PrecisionPart& precisio
   for (const auto& [name, value] : environment) {
     if (!value.empty() && std::find(known.begin(), known.end(), name) != known.end()) {
       set.push_back(fmt::format("{}={}", name, value));
+    } else if (asked && !value.empty() && concerns_precision(name)) {
+      const auto guess = nearest(name, {known.begin(), known.end()});
+      notes.push_back(fmt::format("{}: {}: unknown variable, ignored{}", kKey, name,
+                                  guess ? fmt::format(" (did you mean {}?)", *guess) : ""));
     }
   }
   if (set.empty()) {

@@ -17,6 +17,7 @@
 //   FLASHINFER_NVFP4_4OVER6, ..._E4M3_USE_256   1 | 0: of activations, must agree with the recipe
 //   FLASHINFER_NVFP4_4OVER6_ERR_MODE, ..._ERR_USE_FAST_MATH  as those of Transformer Engine
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "recipe/reader.hpp"
@@ -24,8 +25,11 @@
 
 namespace accord::recipe {
 
+// A variable of the list above, or one that looks like those of NVFP4 (NVTE_NVFP4_..., FLASHINFER_NVFP4_...).
+bool concerns_precision(std::string_view name);
+
 // Applies `environment` when precision.from_environment asks for it, and clears the key; otherwise notes what
-// is ignored. Settings of NVFP4 apply to every NVFP4 config.
+// is ignored, and which variables only look like known ones. Settings of NVFP4 apply to every NVFP4 config.
 void resolve_environment(const Environment& environment, PrecisionPart& precision, Findings& findings,
                          std::vector<std::string>& notes);
 

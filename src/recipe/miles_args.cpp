@@ -11,6 +11,7 @@
 
 #include "recipe/environment.hpp"
 #include "recipe/miles_flags.hpp"
+#include "recipe/miles_variables.hpp"
 #include "recipe/schema.hpp"
 #include "recipe/te_config.hpp"
 
@@ -18,6 +19,8 @@ namespace accord::recipe {
 namespace {
 
 using std::string_view;
+
+constexpr const char* kGenerated = "generated";  // names the imported recipe in errors that nobody sees
 
 // Keys with their YAML values, as nested mappings in the order in which they were set.
 class Tree {
@@ -56,8 +59,8 @@ class Tree {
 
 class Importer {
  public:
-  Importer(MilesArguments arguments, string_view source)
-      : arguments_(std::move(arguments)), source_(source) {}
+  Importer(MilesArguments arguments, MilesVariables variables, string_view source)
+      : arguments_(std::move(arguments)), variables_(std::move(variables)), source_(source) {}
 
   StatusOr<MilesImport> run() {
     name_run();
@@ -67,9 +70,11 @@ class Importer {
                                                               : quoted_yaml(*arguments_.given(known.flag)));
       }
     }
+    ACCORD_RETURN_IF_ERROR(import_prompts());
     ACCORD_RETURN_IF_ERROR(import_objective());
     ACCORD_RETURN_IF_ERROR(import_sizes());
     ACCORD_RETURN_IF_ERROR(import_evaluation());
+    ACCORD_RETURN_IF_ERROR(import_debugging());
     PrecisionPart precision;
     ACCORD_RETURN_IF_ERROR(import_formats(precision));
     ACCORD_RETURN_IF_ERROR(import_layers(precision));
@@ -77,6 +82,10 @@ class Importer {
     ACCORD_RETURN_IF_ERROR(import_environment(precision));
     result_.yaml = tree_.yaml() + precision_to_yaml(precision);
     ACCORD_RETURN_IF_ERROR(check());
+    if (!arguments_.changing().empty()) {
+      result_.notes.push_back(
+          fmt::format("not imported, may change results: {}", fmt::join(arguments_.changing(), " ")));
+    }
     if (!arguments_.unknown().empty()) {
       result_.notes.push_back(fmt::format("not imported: {}", fmt::join(arguments_.unknown(), " ")));
     }
@@ -93,6 +102,24 @@ class Importer {
       clean += std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_' ? c : '-';
     }
     tree_.set("run.name", quoted_yaml(clean.empty() ? "imported" : clean));
+  }
+
+  Status import_prompts() {
+    const auto variables = arguments_.given("--apply-chat-template-kwargs");
+    if (variables) {
+      const bool object = variables->starts_with('{') && variables->ends_with('}');
+      if (!object || variables->find('\n') != std::string::npos) {
+        return arguments_.fail("--apply-chat-template-kwargs", "must be a JSON object on one line, is '{}'",
+                               printable_ascii(*variables));
+      }
+      tree_.set("data.chat_template_kwargs", *variables);
+    }
+    if (!arguments_.given("--apply-chat-template") && arguments_.given("--prompt-data")) {
+      tree_.set("data.chat_template", "none");
+      result_.notes.emplace_back(
+          "--apply-chat-template is missing: prompts are raw text there, so data.chat_template is none");
+    }
+    return absl::OkStatus();
   }
 
   Status import_objective() {
@@ -113,9 +140,8 @@ class Importer {
       tree_.set("algorithm.aggregate",
                 arguments_.given("--calculate-per-token-loss") ? "token-mean" : "seq-mean-token-mean");
     }
-    if (arguments_.given("--use-tis")) {
-      tree_.set("algorithm.importance_correction", "tis");
-    }
+    ACCORD_RETURN_IF_ERROR(import_correction());
+    ACCORD_RETURN_IF_ERROR(import_filter());
     if (arguments_.given("--use-routing-replay") || arguments_.given("--use-rollout-routing-replay")) {
       tree_.set("algorithm.routing_replay", "true");
     }
@@ -125,6 +151,60 @@ class Importer {
       tree_.set("rollout.stop", fmt::format("[{}]", fmt::join(quoted, ", ")));
     }
     return import_reference();
+  }
+
+  // Weights are cut to 0..2 (docs/recipe.md).
+  Status import_correction() {
+    const bool used = arguments_.given("--use-tis").has_value();
+    if (used) {
+      tree_.set("algorithm.importance_correction", "tis");
+    }
+    for (const auto& [flag, bound] :
+         {std::pair{"--tis-clip", 2.0}, {"--tis-clip-high", 2.0}, {"--tis-clip-low", 0.0}}) {
+      const auto value = arguments_.given(flag);
+      if (value && !used) {
+        result_.notes.push_back(fmt::format("{}: nothing without --use-tis", flag));
+      } else if (value && parse_real(*value) != bound) {
+        return arguments_.fail(flag, "is {}; weights are cut to 0..2 here (use {}, or leave it out)", *value,
+                               bound);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  Status import_filter() {
+    constexpr const char* kFlag = "--dynamic-sampling-filter-path";
+    const auto filter = arguments_.given(kFlag);
+    if (filter && filter->ends_with("check_reward_nonzero_std")) {
+      tree_.set("algorithm.filter_zero_std", "true");
+      result_.notes.push_back(
+          fmt::format("{}: there further groups replace those left out, here the step is smaller", kFlag));
+    } else if (filter) {
+      result_.notes.push_back(
+          fmt::format("not imported, may change results: {} {}", kFlag, printable_ascii(*filter)));
+    }
+    return absl::OkStatus();
+  }
+
+  Status import_debugging() {
+    const bool rollout_only = arguments_.given("--debug-rollout-only").has_value();
+    const bool loads = arguments_.given("--load-debug-rollout-data").has_value();
+    const bool train_only = loads || arguments_.given("--debug-train-only").has_value();
+    if (rollout_only && train_only) {
+      return arguments_.fail("--debug-rollout-only", "excludes {} (keep one)",
+                             loads ? "--load-debug-rollout-data" : "--debug-train-only");
+    }
+    if (rollout_only || train_only) {
+      tree_.set("debug.mode", rollout_only ? "rollout_only" : "train_only");
+    }
+    if (arguments_.given("--save-debug-rollout-data")) {
+      tree_.set("debug.dump_batches", "true");
+    }
+    if (loads) {
+      result_.notes.emplace_back(
+          "--load-debug-rollout-data: debug.load_batches reads batches of this program only");
+    }
+    return absl::OkStatus();
   }
 
   Status import_reference() {
@@ -203,11 +283,24 @@ class Importer {
       result_.notes.emplace_back(
           "--eval-prompt-data: there nothing is evaluated without --eval-interval; here it is");
     }
+    constexpr std::pair<const char*, const char*> kEvalSettings[] = {
+        {"--eval-temperature", "temperature"},
+        {"--eval-top-p", "top_p"},
+        {"--eval-max-response-len", "max_response_tokens"}};
+    for (const auto& [flag, key] : kEvalSettings) {
+      if (sets.empty() && arguments_.given(flag)) {
+        result_.notes.push_back(fmt::format("{}: nothing without --eval-prompt-data", flag));
+      }
+    }
     std::vector<std::string> entries;
     for (size_t i = 0; i + 1 < sets.size(); i += 2) {
       std::string entry = fmt::format("{{name: {}, path: {}", quoted_yaml(sets[i]), quoted_yaml(sets[i + 1]));
       entry += every ? fmt::format(", every: {}", *every) : "";
       entry += samples ? fmt::format(", samples: {}", *samples) : "";
+      for (const auto& [flag, key] : kEvalSettings) {
+        const auto value = arguments_.given(flag);
+        entry += value ? fmt::format(", {}: {}", key, *value) : "";
+      }
       entries.push_back(entry + "}");
     }
     if (!entries.empty()) {
@@ -356,12 +449,17 @@ class Importer {
   }
 
   Status import_environment(PrecisionPart& precision) {
+    if (variables_.environment().empty()) {
+      return absl::OkStatus();
+    }
     precision.from_environment = true;
     Findings findings;
-    std::vector<std::string> notes;
-    resolve_environment(arguments_.environment(), precision, findings, notes);
+    resolve_environment(variables_.environment(), precision, findings, result_.notes);
     if (!findings.problems().empty()) {
-      return recipe_error("{}: {}", source_, findings.problems().front().rule);
+      const std::string& rule = findings.problems().front().rule;
+      const int32_t line = variables_.line_in(rule);
+      return line > 0 ? recipe_error("{}:{}: {}", source_, line, rule)
+                      : recipe_error("{}: {}", source_, rule);
     }
     return absl::OkStatus();
   }
@@ -378,12 +476,18 @@ class Importer {
         fill.push_back(fmt::format("{}=exact", key));
       }
     }
-    const StatusOr<Inspection> loaded = inspect_recipe(result_.yaml, source_, fill, {});
+    if (arguments_.given("--debug-train-only") || arguments_.given("--load-debug-rollout-data")) {
+      missing.emplace_back("debug.load_batches");
+      fill.emplace_back("debug.load_batches=batches");
+    }
+    const StatusOr<Inspection> loaded = inspect_recipe(result_.yaml, kGenerated, fill, {});
     if (!loaded.ok()) {
-      return annotate(loaded.status(), "the imported recipe would be refused");
+      return recipe_error("{}", fmt::join(explained(message_of(loaded.status())), "\n"));
     }
     if (!loaded->refused.ok()) {
-      result_.notes.emplace_back(message_of(loaded->refused));
+      for (std::string& line : explained(message_of(loaded->refused))) {
+        result_.notes.push_back(std::move(line));
+      }
     }
     if (!missing.empty()) {
       result_.notes.push_back(fmt::format("fill in: {}", fmt::join(missing, ", ")));
@@ -391,11 +495,31 @@ class Importer {
     return absl::OkStatus();
   }
 
+  // Lines about the generated recipe, which nobody wrote, as lines about the flags that its keys come from.
+  std::vector<std::string> explained(string_view message) const {
+    std::vector<std::string> out;
+    while (!message.empty()) {
+      string_view line = message.substr(0, message.find('\n'));
+      message.remove_prefix(std::min(line.size() + 1, message.size()));
+      if (!line.starts_with(kGenerated)) {
+        out.emplace_back(line);
+        continue;
+      }
+      line.remove_prefix(std::min(line.find(": ") + 2, line.size()));  // generated:LINE:COLUMN
+      const string_view flag = arguments_.flag_of(line.substr(0, line.find(": ")));
+      out.push_back(flag.empty()
+                        ? fmt::format("{}: {} (in the recipe that the arguments amount to)", source_, line)
+                        : fmt::format("{}:{}: {}: {}", source_, arguments_.line_of(flag), flag, line));
+    }
+    return out;
+  }
+
   bool has_key(string_view key, string_view flag) const {
     return key == "reward.type" ? arguments_.given(flag) == "dapo" : arguments_.given(flag).has_value();
   }
 
   MilesArguments arguments_;
+  MilesVariables variables_;
   string_view source_;
   Tree tree_;
   MilesImport result_;
@@ -406,7 +530,8 @@ class Importer {
 StatusOr<MilesImport> import_miles_args(string_view text, string_view source) {
   ACCORD_ASSIGN_OR_RETURN(const std::vector<ShellWord> words, split_shell_words(text, source));
   ACCORD_ASSIGN_OR_RETURN(MilesArguments arguments, MilesArguments::read(words, source));
-  return Importer(std::move(arguments), source).run();
+  ACCORD_ASSIGN_OR_RETURN(MilesVariables variables, MilesVariables::read(words, source));
+  return Importer(std::move(arguments), std::move(variables), source).run();
 }
 
 }  // namespace accord::recipe

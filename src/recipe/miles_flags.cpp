@@ -22,6 +22,8 @@ constexpr MilesFlag kKnown[] = {
     {"--prompt-data", MilesKind::kText, "data.train.path"},
     {"--input-key", MilesKind::kText, "data.train.prompt_key"},
     {"--label-key", MilesKind::kText, "data.train.label_key"},
+    {"--apply-chat-template", MilesKind::kFlag, ""},
+    {"--apply-chat-template-kwargs", MilesKind::kText, ""},
     {"--rm-type", MilesKind::kText, ""},
     {"--num-rollout", MilesKind::kNumber, "run.steps"},
     {"--seed", MilesKind::kNumber, "run.seed"},
@@ -49,6 +51,9 @@ constexpr MilesFlag kKnown[] = {
     {"--entropy-coef", MilesKind::kNumber, "algorithm.entropy_coefficient"},
     {"--calculate-per-token-loss", MilesKind::kFlag, ""},
     {"--use-tis", MilesKind::kFlag, ""},
+    {"--tis-clip", MilesKind::kNumber, ""},
+    {"--tis-clip-low", MilesKind::kNumber, ""},
+    {"--tis-clip-high", MilesKind::kNumber, ""},
     {"--use-kl-loss", MilesKind::kFlag, ""},
     {"--kl-loss-coef", MilesKind::kNumber, ""},
     {"--kl-loss-type", MilesKind::kText, ""},
@@ -63,6 +68,14 @@ constexpr MilesFlag kKnown[] = {
     {"--eval-prompt-data", MilesKind::kList, ""},
     {"--eval-interval", MilesKind::kNumber, ""},
     {"--n-samples-per-eval-prompt", MilesKind::kNumber, ""},
+    {"--eval-temperature", MilesKind::kNumber, ""},
+    {"--eval-top-p", MilesKind::kNumber, ""},
+    {"--eval-max-response-len", MilesKind::kNumber, ""},
+    {"--dynamic-sampling-filter-path", MilesKind::kText, ""},
+    {"--debug-rollout-only", MilesKind::kFlag, ""},
+    {"--debug-train-only", MilesKind::kFlag, ""},
+    {"--save-debug-rollout-data", MilesKind::kAny, ""},
+    {"--load-debug-rollout-data", MilesKind::kAny, ""},
     {"--save-interval", MilesKind::kNumber, "checkpoint.every"},
     {"--transformer-impl", MilesKind::kText, ""},
     {"--bf16", MilesKind::kFlag, ""},
@@ -79,6 +92,99 @@ constexpr MilesFlag kKnown[] = {
     {"--extra-high-precision-layers-megatron", MilesKind::kList, ""},
 };
 
+// Flags without a key here that decide what is trained, on what, or how it is scored.
+constexpr string_view kChanging[] = {
+    "--load",
+    "--ref-load",
+    "--ref-ckpt-step",
+    "--critic-load",
+    "--start-rollout-id",
+    "--num-epoch",
+    "--rollout-seed",
+    "--rollout-shuffle",
+    "--metadata-key",
+    "--tool-key",
+    "--multimodal-keys",
+    "--reward-key",
+    "--eval-reward-key",
+    "--group-rm",
+    "--rm-url",
+    "--custom-rm-path",
+    "--custom-reward-post-process-path",
+    "--custom-generate-function-path",
+    "--custom-loss-function-path",
+    "--custom-pg-loss-reducer-function-path",
+    "--custom-tis-function-path",
+    "--custom-config-path",
+    "--rollout-function-path",
+    "--rollout-sample-filter-path",
+    "--buffer-filter-path",
+    "--over-sampling-batch-size",
+    "--partial-rollout",
+    "--rollout-max-context-len",
+    "--rollout-stop-token-ids",
+    "--rollout-skip-special-tokens",
+    "--eval-config",
+    "--eval-function-path",
+    "--eval-input-key",
+    "--eval-label-key",
+    "--eval-max-context-len",
+    "--eval-max-prompt-len",
+    "--eval-min-new-tokens",
+    "--eval-top-k",
+    "--disable-grpo-std-normalization",
+    "--disable-rewards-normalization",
+    "--normalize-advantages",
+    "--gamma",
+    "--lambd",
+    "--kl-coef",
+    "--loss-type",
+    "--loss-mask-type",
+    "--use-opd",
+    "--use-opsm",
+    "--use-rollout-logprobs",
+    "--use-unbiased-kl",
+    "--keep-old-actor",
+    "--ref-update-interval",
+    "--update-weights-interval",
+    "--optimizer",
+    "--lr-decay-iters",
+    "--lr-warmup-fraction",
+    "--lr-warmup-init",
+};
+
+// What code, not a key above, makes of flags.
+constexpr std::pair<string_view, string_view> kTranslated[] = {
+    {"reward", "--rm-type"},
+    {"data.chat_template_kwargs", "--apply-chat-template-kwargs"},
+    {"data.eval", "--eval-prompt-data"},
+    {"trainer.optimizer.betas", "--adam-beta2"},
+    {"trainer.optimizer.betas", "--adam-beta1"},
+    {"algorithm.importance_correction", "--use-tis"},
+    {"algorithm.filter_zero_std", "--dynamic-sampling-filter-path"},
+    {"algorithm.routing_replay", "--use-routing-replay"},
+    {"algorithm.routing_replay", "--use-rollout-routing-replay"},
+    {"algorithm.kl_coefficient", "--kl-loss-coef"},
+    {"algorithm.kl_estimator", "--kl-loss-type"},
+    {"algorithm.reference_kl", "--use-kl-loss"},
+    {"algorithm.aggregate", "--calculate-per-token-loss"},
+    {"rollout.stop", "--rollout-stop"},
+    {"trainer.workers", "--actor-num-gpus-per-node"},
+    {"trainer.updates_per_step", "--global-batch-size"},
+    {"trainer.updates_per_step", "--num-steps-per-rollout"},
+    {"debug.dump_batches", "--save-debug-rollout-data"},
+    {"debug", "--debug-rollout-only"},
+    {"debug", "--debug-train-only"},
+    {"debug", "--load-debug-rollout-data"},
+    {"precision.bf16_layers.first", "--num-layers-at-start-in-bf16"},
+    {"precision.bf16_layers.last", "--num-layers-at-end-in-bf16"},
+    {"precision.bf16_layers", "--first-last-layers-bf16"},
+    {"precision.high_precision", "--extra-high-precision-layers-hf"},
+    {"precision.high_precision", "--extra-high-precision-layers-megatron"},
+    {"precision", "--te-precision-config-file"},
+    {"precision", "--fp8-format"},
+    {"precision", "--fp4-format"}};
+
 const MilesFlag* find_known(string_view flag) {
   const auto found = std::find_if(std::begin(kKnown), std::end(kKnown),
                                   [&](const MilesFlag& known) { return known.flag == flag; });
@@ -93,6 +199,23 @@ bool is_variable(string_view text) {
           std::all_of(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(equals), [](unsigned char c) {
             return std::isupper(c) != 0 || std::isdigit(c) != 0 || c == '_';
           }));
+}
+
+// Whether a word after a flag, which has `count` values so far, begins something else.
+bool ends_values(const ShellWord& word, string_view flag, size_t count) {
+  const MilesFlag* known = find_known(flag);
+  const size_t wanted = known == nullptr || known->kind == MilesKind::kFlag ? 0 : 1;
+  const string_view text = word.text;
+  constexpr string_view kOperators[] = {"|", "||", "&", "&&", "<"};
+  const bool array = word.expands && (text == "$@" || (text.starts_with("${") && text.ends_with("[@]}")));
+  const size_t arrow = text.find('>');
+  const bool output =
+      arrow == 0 ||
+      (arrow == 1 && (text[0] == '&' || std::isdigit(static_cast<unsigned char>(text[0])) != 0));
+  const bool ends_command = !word.quoted && (output || std::find(std::begin(kOperators), std::end(kOperators),
+                                                                 text) != std::end(kOperators));
+  return text.starts_with("--") || is_variable(text) || word.gap == Gap::kCommand || array || ends_command ||
+         (word.gap == Gap::kLine && count >= wanted);
 }
 
 // Characters that differ outside the common beginning and end.
@@ -127,9 +250,30 @@ StatusOr<MilesArguments> MilesArguments::read(const std::vector<ShellWord>& word
 }
 
 Status MilesArguments::failure(string_view flag, const std::string& rule) const {
+  return recipe_error("{}:{}: {}: {}", source_, line_of(flag), flag, rule);
+}
+
+int32_t MilesArguments::line_of(string_view flag) const {
   const auto found = arguments_.find(flag);
-  return recipe_error("{}:{}: {}: {}", source_, found == arguments_.end() ? 1 : found->second.line, flag,
-                      rule);
+  return found == arguments_.end() ? 1 : found->second.line;
+}
+
+string_view MilesArguments::flag_of(string_view key) const {
+  const auto decides = [&](string_view part, string_view flag) {
+    return !part.empty() && given(flag) &&
+           (key == part || (key.starts_with(part) && key[part.size()] == '.'));
+  };
+  for (const MilesFlag& known : kKnown) {
+    if (decides(known.key, known.flag)) {
+      return known.flag;
+    }
+  }
+  for (const auto& [part, flag] : kTranslated) {
+    if (decides(part, flag)) {
+      return flag;
+    }
+  }
+  return "";
 }
 
 std::vector<std::string> MilesArguments::values(string_view flag) const {
@@ -145,8 +289,7 @@ std::vector<std::string> MilesArguments::values(string_view flag) const {
 Status MilesArguments::collect(const std::vector<ShellWord>& words) {
   for (size_t i = 0; i < words.size(); ++i) {
     const ShellWord& word = words[i];
-    if (!word.text.starts_with("--")) {
-      take_variable(word);
+    if (!word.text.starts_with("--") || word.text == "--") {
       continue;
     }
     const size_t equals = word.text.find('=');
@@ -156,7 +299,7 @@ Status MilesArguments::collect(const std::vector<ShellWord>& words) {
     if (equals != std::string::npos) {
       argument.values.push_back({word.text.substr(equals + 1), word.line, word.expands});
     }
-    while (i + 1 < words.size() && !words[i + 1].text.starts_with("--") && !is_variable(words[i + 1].text)) {
+    while (i + 1 < words.size() && !ends_values(words[i + 1], flag, argument.values.size())) {
       argument.values.push_back(words[++i]);
     }
     ACCORD_RETURN_IF_ERROR(take(flag, std::move(argument)));
@@ -164,16 +307,18 @@ Status MilesArguments::collect(const std::vector<ShellWord>& words) {
   return absl::OkStatus();
 }
 
-void MilesArguments::take_variable(const ShellWord& word) {
-  const size_t equals = word.text.find('=');
-  if (is_variable(word.text) && equals != std::string::npos) {
-    environment_[word.text.substr(0, equals)] = word.text.substr(equals + 1);
-  }
-}
-
 Status MilesArguments::take(const std::string& flag, Argument argument) {
   const MilesFlag* known = find_known(flag);
   if (known == nullptr) {
+    const bool adam =
+        flag == "--optimizer" && argument.values.size() == 1 && argument.values[0].text == "adam";
+    if (flag == "--runtime-env-json" || adam) {
+      return absl::OkStatus();  // read elsewhere; what is done here anyway
+    }
+    if (std::find(std::begin(kChanging), std::end(kChanging), flag) != std::end(kChanging)) {
+      changing_.push_back(flag);
+      return absl::OkStatus();
+    }
     ACCORD_RETURN_IF_ERROR(check_spelling(flag, argument.line));
     unknown_.push_back(flag);
     return absl::OkStatus();
@@ -184,6 +329,9 @@ Status MilesArguments::take(const std::string& flag, Argument argument) {
                         place->second.line);
   }
   const std::vector<ShellWord>& values = arguments_.find(flag)->second.values;
+  if (known->kind == MilesKind::kAny) {
+    return absl::OkStatus();
+  }
   const size_t wanted = known->kind == MilesKind::kFlag ? 0 : 1;
   if (known->kind == MilesKind::kList ? values.empty() : values.size() != wanted) {
     return fail(flag, "takes {}, {} given",
@@ -209,6 +357,12 @@ Status MilesArguments::take(const std::string& flag, Argument argument) {
 
 // A slip of the pen in a flag would silently change what is trained.
 Status MilesArguments::check_spelling(const std::string& flag, int32_t line) const {
+  std::string dashes = flag;
+  std::replace(dashes.begin(), dashes.end(), '_', '-');
+  if (dashes != flag && find_known(dashes) != nullptr) {
+    return recipe_error("{}:{}: {}: unknown flag (did you mean {}? flags have dashes)", source_, line,
+                        printable_ascii(flag), dashes);
+  }
   std::vector<std::string> close;
   for (const MilesFlag& known : kKnown) {
     const size_t longer = std::max(known.flag.size(), flag.size());

@@ -1,6 +1,5 @@
 #pragma once
-// The arguments of a Miles launcher, by flag: spelling, number and kind of values are checked, shells'
-// variables kept apart.
+// The arguments of a Miles launcher, by flag: spelling, number and kind of values are checked.
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -12,12 +11,12 @@
 #include <vector>
 
 #include "base/status.hpp"
-#include "recipe/recipe.hpp"
 #include "recipe/shell_words.hpp"
 
 namespace accord::recipe {
 
-enum class MilesKind : uint8_t { kNumber, kText, kFlag, kList };
+// kAny: given or not, its values do not matter.
+enum class MilesKind : uint8_t { kNumber, kText, kFlag, kList, kAny };
 
 // A flag whose value is the value of a key. An empty key: the flag is translated by code.
 struct MilesFlag {
@@ -36,7 +35,11 @@ class MilesArguments {
   // The first value of a flag; empty for a flag without values; nothing where it was not given.
   std::optional<std::string> given(std::string_view flag) const;
   std::vector<std::string> values(std::string_view flag) const;
-  const Environment& environment() const { return environment_; }
+  int32_t line_of(std::string_view flag) const;  // 1 for one that was not given
+  // The given flag that decides a key of the recipe, or a mapping around it; empty: none.
+  std::string_view flag_of(std::string_view key) const;
+  // Not known here, in the order given: those that may change results, and the others.
+  const std::vector<std::string>& changing() const { return changing_; }
   const std::vector<std::string>& unknown() const { return unknown_; }
 
   template <class... Args>
@@ -52,7 +55,6 @@ class MilesArguments {
 
   explicit MilesArguments(std::string_view source) : source_(source) {}
   Status collect(const std::vector<ShellWord>& words);
-  void take_variable(const ShellWord& word);
   Status take(const std::string& flag, Argument argument);
   Status check_values(const MilesFlag& known, const Argument& argument) const;
   Status check_spelling(const std::string& flag, int32_t line) const;
@@ -60,7 +62,7 @@ class MilesArguments {
 
   std::string source_;
   std::map<std::string, Argument, std::less<>> arguments_;
-  Environment environment_;
+  std::vector<std::string> changing_;
   std::vector<std::string> unknown_;
 };
 

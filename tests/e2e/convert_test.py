@@ -203,10 +203,8 @@ def case_units_across_shards(t):
                           "total_size")
 
 
-def case_resume(t):
-    source = os.path.join(GOLDEN, "qwen3_moe")
-    arguments = ["convert", source, t.path("out"), "--format", "nvfp4", "--max-shard-bytes", "2000", "--threads", "1"]
-    whole = convert(t, source, "whole", *arguments[3:])
+def interrupted(t, *arguments):
+    """Kills a conversion to t.path("out") after a few shards; the shards that its state notes as finished."""
     process = t.start(*arguments)
     partial = t.path("out.partial")
     harness.wait_for(lambda: len(glob.glob(partial + "/*.safetensors")) >= 5 or not process.running(),
@@ -215,7 +213,15 @@ def case_resume(t):
     process.popen.send_signal(signal.SIGKILL)
     process.popen.wait()
     harness.require(not os.path.exists(t.path("out")), "a half result appeared")
-    finished = {path: os.stat(path).st_mtime_ns for path in glob.glob(partial + "/*.safetensors")}
+    return [f"{partial}/{name}" for name in json.loads(harness.read(partial + "/conversion.state"))["shards"]]
+
+
+def case_resume(t):
+    source = os.path.join(GOLDEN, "qwen3_moe")
+    arguments = ["convert", source, t.path("out"), "--format", "nvfp4", "--max-shard-bytes", "2000", "--threads", "1"]
+    whole = convert(t, source, "whole", *arguments[3:])
+    partial = t.path("out.partial")
+    finished = {path: os.stat(path).st_mtime_ns for path in interrupted(t, *arguments)}
     error = t.accord(*arguments[:4], "mxfp8", *arguments[5:], expect=harness.USAGE).error()
     harness.require_parts(error, ["another", "remove the directory"], "the refusal")
     result = json.loads(t.accord(*arguments, "--json").out)
@@ -228,6 +234,42 @@ def case_resume(t):
     t.note(f"{len(finished)} shards were kept")
 
 
+def case_resume_trusts_no_name(t):
+    """Other weights of the same size and time are refused; a damaged shard is made again."""
+    source = t.path("source")
+    shutil.copytree(os.path.join(GOLDEN, "qwen3_moe"), source)
+    path = source + "/model.safetensors"
+    original, stat = harness.read(path, "rb"), os.stat(path)
+    arguments = ["convert", source, t.path("out"), "--format", "nvfp4", "--max-shard-bytes", "2000", "--threads", "1"]
+    whole = convert(t, source, "whole", *arguments[3:])
+    finished = interrupted(t, *arguments)
+    tensors = harness.read_safetensors(path)
+    name = "model.layers.1.mlp.experts.1.down_proj.weight"
+    at = original.index(tensors[name][2])
+
+    def replace(data):
+        with open(path, "r+b") as file:
+            file.write(data)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    replace(original[:at] + bytes([original[at] ^ 1]) + original[at + 1:])
+    harness.require_equal((os.stat(path).st_size, os.stat(path).st_mtime_ns), (stat.st_size, stat.st_mtime_ns), "stat")
+    error = t.accord(*arguments, expect=harness.USAGE).error()
+    harness.require_parts(error, ["another source", "are not those", source, "remove the directory"], "the refusal")
+    replace(original)
+    with open(finished[0], "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    os.truncate(finished[1], os.stat(finished[1]).st_size - 1)
+    os.remove(finished[2])
+    result = t.accord(*arguments, "--json")
+    harness.require_equal(json.loads(result.out)["resumed_shards"], len(finished) - 3, "shards that were kept")
+    for shard, part in zip(finished, ("is damaged", "is damaged", "is gone")):
+        harness.require_parts(result.err, [f"{shard}: {part}", "made again"], "the warning")
+    harness.require_equal(relative_hashes(t.path("out")), relative_hashes(whole), "files")
+
+
 def case_refusals(t):
     source = os.path.join(GOLDEN, "qwen3_moe")
     def refused(code, parts, *options, src=source):
@@ -236,6 +278,7 @@ def case_refusals(t):
         harness.require(not glob.glob(t.path("out*")), f"{options} left something")
     usage = harness.USAGE
     refused(usage, ["--recipe or --format"])
+    t.accord("convert", source, "", "--format", "mxfp8", expect=usage)
     refused(usage, ["--format"], "--format", "int4")
     refused(usage, ["not expected"], "--format", "mxfp8", "--extra-high-precision-layer-hf", "x")
     refused(usage, ["nothing.here", "matches no weight"], "--format", "mxfp8",
@@ -284,6 +327,148 @@ def case_verify_finds_a_bit(t):
             result = t.accord("verify", a, other, expect=harness.BAD_DATA)
             harness.require_parts(result.out, ["model.layers.1.mlp.experts.1.down_proj.weight"], suffix)
             harness.require_parts(result.err, ["differ in 1 of"], suffix)
+
+
+def edit_json(path, change):
+    content = json.loads(harness.read(path))
+    change(content)
+    harness.write(path, json.dumps(content))
+
+
+def case_verify_sees_what_is_not_a_weight(t):
+    source = t.path("source")
+    shutil.copytree(os.path.join(GOLDEN, "qwen3_moe"), source)
+    tokenizer = os.path.join(harness.SOURCE, "configs/quickstart/tokenizer")
+    for name in os.listdir(tokenizer):
+        shutil.copy(os.path.join(tokenizer, name), source)
+    low = convert(t, source, "low", "--format", "nvfp4")
+    for a in (source, low):
+        harness.require_equal(json.loads(t.accord("verify", a, low, "--json").out)["others"], [], a)
+
+    def differs(names, change, *against):
+        other = t.path("other")
+        shutil.rmtree(other, ignore_errors=True)
+        shutil.copytree(low, other)
+        change(other)
+        for a in against or (source, low):
+            result = t.accord("verify", a, other, "--json", expect=harness.BAD_DATA)
+            found = json.loads(result.out)
+            harness.require_equal((found["ok"], found["different"]), (False, 0), str(names))
+            harness.require_equal([other["name"] for other in found["others"]], names, a)
+            harness.require_parts(result.err, ["differ in 0 of", names[0]], a)
+            harness.require_parts(t.accord("verify", a, other, expect=harness.BAD_DATA).out, names, a)
+
+    def config(**keys):
+        return lambda d: edit_json(d + "/config.json", lambda c: c.update(keys))
+    differs(["config.json: rms_norm_eps"], config(rms_norm_eps=0.01))
+    differs(["config.json: num_experts_per_tok"], config(num_experts_per_tok=1))
+    differs(["config.json: eos_token_id", "config.json: norm_topk_prob"], config(eos_token_id=3, norm_topk_prob=False))
+    differs(["generation_config.json: eos_token_id"],
+            lambda d: edit_json(d + "/generation_config.json", lambda c: c.update(eos_token_id=[1, 3])))
+    differs(["tokenizer.json"], lambda d: os.remove(d + "/tokenizer.json"))
+    differs(["tokenizer_config.json"],
+            lambda d: harness.write(d + "/tokenizer_config.json", harness.read(d + "/tokenizer_config.json") + " "))
+    same = t.path("same")
+    shutil.copytree(low, same)
+    edit_json(same + "/config.json", lambda c: c.update(transformers_version="9", dtype="float32", sliding_window=None))
+    t.accord("verify", source, same)
+
+    module = "model.layers.1.mlp.experts.1.down_proj"
+
+    def input_scale(directory):
+        tensors = harness.read_safetensors(directory + "/model.safetensors")
+        tensors[module + ".input_scale"] = ("F32", [], struct.pack("<f", 0.5))
+        write_safetensors(directory + "/model.safetensors", tensors)
+    differs([module + ": input scale"], input_scale)
+    # The same bytes under another producer: outer scales are read another way, so only the files' claims are compared.
+    other = t.path("foreign")
+    shutil.copytree(low, other)
+    os.remove(other + "/hf_quant_config.json")
+    edit_json(other + "/config.json", lambda c: c["quantization_config"].pop("producer"))
+    found = json.loads(t.accord("verify", low, other, "--json", expect=harness.BAD_DATA).out)
+    harness.require_equal([o["name"] for o in found["others"]], ["quantization_config: producer"], "producer")
+
+
+def case_metadata_that_contradicts(t):
+    """Lists of modules against the stored tensors, a claimed cache, and scales that no writer writes."""
+    source = os.path.join(GOLDEN, "qwen3_moe")
+    expert = "model.layers.0.mlp.experts.0.gate_proj"
+    for method, key in (("nvfp4", "ignore"), ("mxfp8", "modules_to_not_convert")):
+        low = convert(t, source, method, "--format", method)
+        broken = t.path("broken")
+
+        def refused(parts, change):
+            shutil.rmtree(broken, ignore_errors=True)
+            shutil.copytree(low, broken)
+            change()
+            for arguments in (("verify", source, broken), ("convert", broken, t.path("x"), "--format", "bf16")):
+                harness.require_parts(t.accord(*arguments, expect=harness.BAD_DATA).err, parts, method)
+                shutil.rmtree(t.path("x.partial"), ignore_errors=True)
+
+        def edit(change, file="config.json"):
+            return lambda: edit_json(f"{broken}/{file}", change)
+        refused(["config.json", key, f"'{expert}'", f"in {method}"],
+                edit(lambda c: c["quantization_config"][key].append(expert)))
+        refused(["config.json", key, "does not list", "high precision"],
+                edit(lambda c: c["quantization_config"].update({key: ["lm_head"]})))
+        if method == "nvfp4":
+            refused(["hf_quant_config.json", "'model.layers.0*'"],
+                    edit(lambda c: c["quantization"]["exclude_modules"].append("model.layers.0*"),
+                         "hf_quant_config.json"))
+            refused(["KV cache", "accord"], edit(lambda c: c["quantization_config"].update(kv_cache_quant_algo="FP8")))
+
+        def scale():
+            tensors = harness.read_safetensors(broken + "/model.safetensors")
+            name = expert + (".weight_scale" if method == "nvfp4" else ".weight_scale_inv")
+            dtype, shape, data = tensors[name]
+            at = 2 * shape[1] + 1
+            tensors[name] = (dtype, shape, data[:at] + (b"\xb8" if method == "nvfp4" else b"\xff") + data[at + 1:])
+            write_safetensors(broken + "/model.safetensors", tensors)
+        refused([expert, "row 2, column 1", "negative (0xb8)" if method == "nvfp4" else "NaN"], scale)
+
+
+def case_extreme_weights(t):
+    """Tiny outer scales verify; weights whose quantized values overflow are refused by name."""
+    source = os.path.join(GOLDEN, "qwen3_moe")
+    tensors = harness.read_safetensors(source + "/model.safetensors")
+
+    def model(name, value_of):
+        shutil.copytree(source, t.path(name))
+        changed = dict(tensors)
+        for key, (dtype, shape, data) in tensors.items():
+            if ".experts.0." in key:
+                values = struct.unpack(f"<{len(data) // 2}H", data)
+                changed[key] = (dtype, shape, b"".join(struct.pack("<f", value_of(i, struct.unpack(
+                    "<f", struct.pack("<I", v << 16))[0]))[2:] for i, v in enumerate(values)))
+        write_safetensors(t.path(name) + "/model.safetensors", changed)
+        return t.path(name)
+    for name, scale in (("tiny", 1e-35), ("smaller", 1e-37), ("least", 1e-39)):
+        tiny = model(name, lambda _, v, s=scale: v * s)
+        for method in ("nvfp4", "mxfp8"):
+            low = convert(t, tiny, f"{name}-{method}", "--format", method)
+            result = json.loads(t.accord("verify", tiny, low, "--json").out)
+            harness.require(result["quantized"] > 0 and result["different"] == 0, f"{name} {method}: {result}")
+            t.accord("verify", source, low, expect=harness.BAD_DATA)
+    huge = model("huge", lambda i, v: 3.38e38 if i == 0 else v)
+    for method in ("nvfp4", "mxfp8"):
+        error = t.accord("convert", huge, t.path("x-" + method), "--format", method, expect=harness.BAD_DATA).error()
+        harness.require_parts(error, ["experts.0.", "row 0, column 0", method.upper(), "too large"], "the refusal")
+        harness.require(not os.path.exists(t.path("x-" + method)), "a result appeared")
+    t.accord("convert", huge, t.path("bf16"), "--format", "bf16")
+
+
+def case_quantized_kv_b(t):
+    """A checkpoint for plain latent attention says what it needs to run."""
+    source = os.path.join(GOLDEN, "deepseek_v3_mla")
+    recipe = t.recipe("plain", {"model.mla": "plain", "precision": {
+        "configs": {"mxfp8": {"format": "mxfp8"}},
+        "matchers": [{"name": "all", "pattern": "*", "config": "mxfp8"},
+                     {"name": "kv_b", "pattern": ".kv_b_proj.", "config": "mxfp8"}]}})
+    low = convert(t, source, "low", "--recipe", recipe)
+    ids = harness.write(t.path("ids.json"), "[1, 2, 3]")
+    error = t.accord("generate", low, "--ids", ids, "--max-tokens", "2", expect=harness.BAD_RECIPE).error()
+    harness.require_parts(error, ["kv_b_proj", "--recipe", "model.mla: plain"], "the refusal")
+    t.accord("generate", low, "--ids", ids, "--max-tokens", "2", "--recipe", recipe)
 
 
 def case_live_export(t):

@@ -267,3 +267,26 @@ TEST_CASE("a configuration made from a ModelConfig reads back as the same") {
   CHECK(*back == mixed);
   CHECK(make_generation_config_json(mixed).find("\"eos_token_id\": [") != std::string::npos);
 }
+
+TEST_CASE("rotary settings that say too little or two things are refused by name") {
+  CHECK(good(kLlama + R"(,"rope_scaling":{"type":"linear","factor":2.0,"rope_theta":500000.0})").rope_theta ==
+        500000.0);
+  CHECK(good(kLlama + R"(,"rope_theta":7,"rope_scaling":{"type":"linear","factor":2.0,"rope_theta":7})")
+            .rope_theta == 7.0);
+  CHECK(good(kLlama + R"(,"rope_scaling":{"type":"yarn","rope_type":"yarn","factor":2.0})")
+            .rope_scaling.factor == 2.0);
+  CHECK(
+      good(kLlama + R"(,"rope_scaling":{"type":"yarn","factor":null,"original_max_position_embeddings":128})")
+          .rope_scaling.factor == 4.0);
+  CHECK(good(kLlama + R"(,"rope_scaling":{},"index_topk":null)").rope_scaling == RopeScaling{});
+  refused(kLlama + R"(,"rope_theta":7,"rope_scaling":{"type":"linear","factor":2.0,"rope_theta":8})",
+          "rope_theta is 7, rope_scaling says 8");
+  refused(kLlama + R"(,"rope_parameters":{"rope_theta":7},"rope_scaling":{"rope_theta":8})",
+          "rope_scaling contradicts rope_parameters in rope_theta");
+  refused(kLlama + R"(,"rope_scaling":{"type":"yarn"})", "rope_scaling: factor is missing");
+  refused(kLlama + R"(,"rope_parameters":{"rope_type":"yarn"})", "rope_parameters: factor is missing");
+  refused(kLlama + R"(,"rope_scaling":{"factor":2})", "rope_type is missing, but factor is there");
+  refused(kLlama + R"(,"rope_scaling":{"type":"linear","rope_type":"yarn","factor":2})",
+          "rope_type is 'yarn', type, its old name, says 'linear'");
+  refused(kLlama + R"(,"index_topk":2048)", "index_topk asks for sparse attention");
+}

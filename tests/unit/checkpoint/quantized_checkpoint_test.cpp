@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/ignore_list.hpp"
 #include "checkpoint/quantization_config.hpp"
 #include "checkpoint/stored_weight.hpp"
 #include "kernels/formats/mxfp8.hpp"
@@ -261,4 +262,109 @@ TEST_CASE("ignore lists of latent attention name kv_b_proj and shared experts on
   const auto names = high_precision_modules(config, but_kept, false);
   CHECK(names.size() == 1 + 12 + 11 * 4);
   CHECK(std::find(names.begin(), names.end(), "model.layers.1.mlp.shared_experts.up_proj") != names.end());
+}
+
+namespace {
+
+// The outcome of the lists for a model whose experts are stored quantized.
+std::string ignore_outcome(bool by_accord, const std::vector<std::string>& entries,
+                           bool claims_cache = false) {
+  static const std::vector<ParamSpec> specs = parameter_specs(small_moe());
+  std::vector<StoredFormat> weights;
+  for (const ParamSpec& spec : specs) {
+    weights.push_back({&spec, is_expert(spec) ? "nvfp4" : "bf16", is_expert(spec)});
+  }
+  QuantizationConfig config;
+  config.method = QuantMethod::kModelopt;
+  config.by_accord = by_accord;
+  config.claims_cache = claims_cache;
+  config.ignored = {{"config.json: ignore", {"lm_head"}}, {"hf_quant_config.json: exclude_modules", entries}};
+  config.ignored[0].entries = high_precision_modules(small_moe(), is_expert, true);
+  const Status status = check_ignore_lists("model", config, weights);
+  return status.ok() ? "" : std::string(message_of(status));
+}
+
+}  // namespace
+
+TEST_CASE("a list of ignored modules that contradicts the stored tensors is refused") {
+  const std::vector<std::string> own = high_precision_modules(small_moe(), is_expert, true);
+  const auto with = [&](const std::string& entry) {
+    std::vector<std::string> entries = own;
+    entries.push_back(entry);
+    return entries;
+  };
+  for (const bool by_accord : {true, false}) {
+    CHECK(ignore_outcome(by_accord, own) == "");
+    CHECK(ignore_outcome(by_accord, high_precision_modules(small_moe(), is_expert, false)) == "");
+    CHECK(ignore_outcome(by_accord, with("model.layers.99.mlp.experts")) == "");  // names nothing
+    CHECK(ignore_outcome(by_accord, with("model.layers.1.mlp.experts.0.gate")) == "");
+    for (const char* entry :
+         {"model.layers.1.mlp.experts", "model.layers.11.mlp.experts.2.up_proj", "down_proj"}) {
+      const std::string text = ignore_outcome(by_accord, with(entry));
+      has(text, fmt::format("hf_quant_config.json: exclude_modules: lists '{}'", entry));
+      has(text, "in nvfp4");
+    }
+  }
+  has(ignore_outcome(true, with("model.layers.0*")), "lists 'model.layers.0*'");
+  CHECK(ignore_outcome(false, with("model.layers.0*")) == "");  // a warning
+  has(ignore_outcome(true, {}), "does not list 'model.layers.0.self_attn.q_proj.weight'");
+  CHECK(ignore_outcome(false, {}) == "");  // a warning
+  CHECK(ignore_outcome(false, own, true) == "");
+  has(ignore_outcome(true, own, true), "KV cache");
+}
+
+TEST_CASE("a block scale that is negative or not a number is refused with its place") {
+  constexpr int64_t kRows = 130;
+  constexpr int64_t kCols = 256;
+  const std::vector<uint8_t> data(static_cast<size_t>(kRows * kCols), 0);
+  TensorInfo data_info;
+  data_info.data = reinterpret_cast<const std::byte*>(data.data());
+  TensorInfo scale_info;
+  scale_info.name = "m.weight_scale";
+  StoredWeight weight;
+  weight.data = &data_info;
+  weight.scales = &scale_info;
+  weight.rows = kRows;
+  weight.cols = kCols;
+  std::vector<float> out(kCols);
+  const auto check = [&](const std::string& row_and_column, const std::string& what) {
+    CHECK(decode(weight, 128 * kCols, out).ok());  // another row
+    const Status status = decode(weight, 129 * kCols, out);
+    REQUIRE_FALSE(status.ok());
+    const std::string text(message_of(status));
+    has(text, "'m.weight_scale'");
+    has(text, row_and_column);
+    has(text, what);
+  };
+  SECTION("nvfp4") {
+    weight.encoding = Encoding::kNvfp4;
+    weight.outer = 1.0F;
+    for (const auto& [code, what] :
+         {std::pair{0xb8, "negative (0xb8)"}, {0x80, "negative"}, {0xff, "NaN"}, {0x7f, "NaN"}}) {
+      std::vector<uint8_t> scales(static_cast<size_t>(kRows * kCols / 16), 0x38);
+      scales[129 * 16 + 5] = static_cast<uint8_t>(code);
+      scale_info.data = reinterpret_cast<const std::byte*>(scales.data());
+      check("row 129, column 5", what);
+    }
+  }
+  SECTION("mxfp8") {
+    weight.encoding = Encoding::kMxfp8;
+    std::vector<uint8_t> scales(static_cast<size_t>(kRows * kCols / 32), 127);
+    scales[129 * 8 + 5] = 0xff;
+    scale_info.data = reinterpret_cast<const std::byte*>(scales.data());
+    check("row 129, column 5", "NaN");
+  }
+  SECTION("fp8 blocks") {
+    weight.encoding = Encoding::kFp8Block;
+    scale_info.dtype = Dtype::kF32;
+    for (const float bad : {-1.0F, NAN, INFINITY}) {
+      const std::vector<float> scales = {1, 1, 0, bad};
+      scale_info.data = reinterpret_cast<const std::byte*>(scales.data());
+      const Status status = decode(weight, 128 * kCols, out);
+      REQUIRE_FALSE(status.ok());
+      has(std::string(message_of(status)), "row 1, column 1");
+      CHECK(decode(weight, 127 * kCols, out).ok());
+      CHECK(decode(weight, 128 * kCols, std::span(out).first(128)).ok());
+    }
+  }
 }

@@ -71,6 +71,11 @@ TEST_CASE("explain knows Megatron names and tells weights that differ apart") {
   CHECK(contains(text, "weight        model.layers.0.self_attn.q_proj.weight"));
   CHECK(contains(text, "weight        model.layers.0.self_attn.k_proj.weight, and 1 more"));
   CHECK(contains(run.explained("model.layers.0.self_attn.w_proj"), "no weight of this model has this name"));
+  CHECK(contains(run.explained("model.layers.7.self_atn.o_proj.weight"),
+                 "did you mean model.layers.7.self_attn.o_proj.weight?"));
+  CHECK(contains(run.explained("decoder.layers.0.self_attention.linear_qvk"),
+                 "did you mean decoder.layers.0.self_attention.linear_qkv"));
+  CHECK(!contains(run.explained("nothing"), "did you mean"));
 }
 
 TEST_CASE("explain says why a pattern for everything leaves kv_b_proj and shared experts alone") {

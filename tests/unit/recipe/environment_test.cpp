@@ -87,3 +87,15 @@ TEST_CASE("an environment variable that contradicts is an error with both sides"
   CHECK(contains(error_of(asked, {{"NVTE_NVFP4_4OVER6", "weights"}, {"FLASHINFER_NVFP4_4OVER6", "1"}}),
                  "agree"));
 }
+
+TEST_CASE("a misspelt variable of NVFP4 is a warning with the nearest name") {
+  const Environment set = {{"NVTE_NVFP4_ROWSCALED_ACTIVATION", "1"}, {"NVTE_NVFP4_4OVER6", "none"}};
+  const auto asked = inspect_recipe(recipe_text(kNvfp4 + "  from_environment: true\n"), "r.yaml", {}, set);
+  REQUIRE(asked.ok());
+  REQUIRE(asked->notes.size() == 2);
+  CHECK(contains(asked->notes[0], "NVTE_NVFP4_ROWSCALED_ACTIVATION: unknown variable"));
+  CHECK(contains(asked->notes[0], "did you mean NVTE_NVFP4_ROW_SCALED_ACTIVATION?"));
+  const auto ignored = inspect_recipe(recipe_text(kNvfp4), "r.yaml", {}, set);
+  REQUIRE(ignored.ok());
+  CHECK(!contains(ignored->notes.at(0), "ROWSCALED"));
+}

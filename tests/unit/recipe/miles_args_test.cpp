@@ -165,3 +165,156 @@ TEST_CASE("evaluation, reference and pool sizes of a launcher become keys") {
   CHECK(contains(error_of(kCommon + "--eval-prompt-data aime\n"), "pairs"));
   CHECK(contains(error_of(kCommon + "--use-kl-loss --kl-loss-type k4\n"), "low_var_kl"));
 }
+
+TEST_CASE("chat templates apply where a launcher says so") {
+  CHECK(imported(kCommon).recipe.data.chat_template == "none");
+  CHECK(contains(imported(kCommon).notes, "--apply-chat-template is missing"));
+  const Imported chat = imported(
+      kCommon + "--apply-chat-template --apply-chat-template-kwargs '{\"enable_thinking\": false}'\n");
+  CHECK(chat.recipe.data.chat_template == "auto");
+  CHECK(contains(chat.recipe.data.chat_template_kwargs, "enable_thinking"));
+  CHECK(contains(error_of(kCommon + "--apply-chat-template-kwargs thinking\n"), "JSON object"));
+}
+
+namespace {
+const std::string kNvfp4 = "--fp4-format e2m1 --fp4-recipe nvfp4\n";
+}
+
+TEST_CASE("variables in a runtime environment count") {
+  const std::string runtime =
+      "HAS_NVLINK=$(nvidia-smi)\nRUNTIME_ENV_JSON=\"{\n  \\\"env_vars\\\": {\n    \\\"PYTHONPATH\\\": "
+      "\\\"/root\\\",\n    \\\"NCCL_NVLS_ENABLE\\\": \\\"${HAS_NVLINK}\\\",\n    "
+      "\\\"NVTE_BACKWARD_OVERRIDE\\\": \\\"dequantized\\\"\n  }\n}\"\n"
+      "ray job submit --runtime-env-json=\"${RUNTIME_ENV_JSON}\" -- python3 train.py\n";
+  CHECK(imported(kCommon + kNvfp4 + runtime).recipe.precision.backward == BackwardMode::kDequantized);
+  const std::string inlined =
+      "--runtime-env-json '{\"env_vars\": {\"NVTE_NVFP4_4OVER6\": \"weights\"}}' -- python3 train.py\n";
+  CHECK(imported(kCommon + kNvfp4 + inlined).recipe.precision.find_config("nvfp4")->four_over_six ==
+        recipe::FourOverSix::kWeights);
+  CHECK(contains(error_of("export NVTE_BACKWARD_OVERRIDE=high_precision\n" + runtime),
+                 "run.sh:7: NVTE_BACKWARD_OVERRIDE: 'dequantized' here, 'high_precision' on line 1"));
+  CHECK(contains(error_of("X='{\"env_vars\": {\n\"NVTE_BACKWARD_OVERRIDE\": \"$B\"}}'\n"),
+                 "run.sh:2: NVTE_BACKWARD_OVERRIDE: '$B' needs a shell"));
+  CHECK(contains(error_of("X='{\"env_vars\": {\"NVTE_BACKWARD_OVERRIDE\": 1}}'\n"), "must be a string"));
+  CHECK(contains(error_of("X=\"{\\\"env_vars\\\": $V, \\\"NVTE_DEBUG\\\": [}\"\n"), "run.sh:1: NVTE_DEBUG"));
+  CHECK(contains(error_of("X='{\"env_vars\": {}, \"NVTE_BACKWARD_OVERRIDE\": \"dequantized\"}'\n"),
+                 "not a key of env_vars"));
+}
+
+TEST_CASE("a precision variable that is not understood is an error with its line") {
+  CHECK(
+      contains(error_of("\nexport NVTE_BACKWARD_OVERRIDE=${B:-dequantized}\n"),
+               "run.sh:2: NVTE_BACKWARD_OVERRIDE: 'NVTE_BACKWARD_OVERRIDE=${B:-dequantized}' needs a shell"));
+  CHECK(contains(error_of("\nE=\"-e NVTE_NVFP4_4OVER6=all\"\n"), "run.sh:2: NVTE_NVFP4_4OVER6"));
+  CHECK(contains(error_of("env = {\n'NVTE_NVFP4_4OVER6': 'all'}\n"), "run.sh:2: NVTE_NVFP4_4OVER6"));
+  CHECK(contains(error_of("export NVTE_NVFP4_4OVER6\n"), "not understood"));
+  CHECK(
+      contains(error_of("if [ $A = 1 ]; then\nNVTE_NVFP4_4OVER6=all\nfi\n"), "run.sh:2: NVTE_NVFP4_4OVER6"));
+  CHECK(contains(error_of("NVTE_NVFP4_4OVER6=all\nunset NVTE_NVFP4_4OVER6\n"), "run.sh:2"));
+  CHECK(
+      contains(error_of("A=1\nNVTE_BACKWARD_OVERRIDE=never\n"), "run.sh:2: NVTE_BACKWARD_OVERRIDE='never'"));
+  CHECK(imported(kCommon + kNvfp4 + "NVTE_NVFP4_4OVER6=all  # NVTE_USE_FAST_MATH=1\n" +
+                 "export NVTE_NVFP4_4OVER6\necho $NVTE_NVFP4_4OVER6\n")
+            .recipe.precision.find_config("nvfp4")
+            ->four_over_six == recipe::FourOverSix::kAll);
+  CHECK(contains(imported(kCommon + kNvfp4 + "NVTE_NVFP4_40VER6=all\n").notes,
+                 "did you mean NVTE_NVFP4_4OVER6?"));
+}
+
+TEST_CASE("variables that a launcher sets plainly are resolved") {
+  const Imported run = imported(
+      "BASE=/models\nname=\"Qwen3\"\nMODEL=${BASE}/$name\nLR=1e-5\n--hf-checkpoint $MODEL-30B --lr $LR\n"
+      "--prompt-data \"$BASE/a b.jsonl\" --rm-type dapo\n");
+  CHECK(run.recipe.model.checkpoint == "/models/Qwen3-30B");
+  CHECK(run.recipe.data.train.at(0).path == "/models/a b.jsonl");
+  CHECK(run.recipe.trainer.optimizer.lr == 1e-5);
+  for (const char* before : {"", "A=$(pwd)\n", "A=/x\nA=/y\n", "if true; then A=/x; fi\n", "A=/x\nA+=/y\n",
+                             "A='/x*'\n", "A=/x\nfor A in 1 2; do :; done\n", "A=/x\nunset A\n"}) {
+    CAPTURE(before);
+    CHECK(contains(error_of(std::string(before) + "--hf-checkpoint $A\n"), "needs a shell"));
+  }
+  CHECK(contains(error_of("A=/x\n--hf-checkpoint ${A:-/y}\n"), "needs a shell"));
+  CHECK(contains(error_of("A='/x /y'\n--hf-checkpoint $A\n"), "takes one value, 2 given"));
+  CHECK(contains(error_of("A=\n--hf-checkpoint $A\n"), "takes one value, 0 given"));
+  CHECK(imported(kCommon + "A=\"--lr 1e-5 \\\n --seed 7\"\nB=$A\npython3 train.py $B\n").recipe.run.seed ==
+        7);
+  CHECK(imported(kCommon + "A=/x\n--rollout-stop '$A'\n").recipe.rollout.stop ==
+        std::vector<std::string>{"$A"});
+}
+
+TEST_CASE("bounds of the importance correction are those of this program or errors") {
+  const Imported run = imported(kCommon + "--use-tis --tis-clip 2 --tis-clip-low 0\n");
+  CHECK(run.recipe.algorithm.importance_correction == ImportanceCorrection::kTis);
+  CHECK(imported(kCommon + "--use-tis --tis-clip-high 2.0\n").recipe.algorithm.importance_correction ==
+        ImportanceCorrection::kTis);
+  CHECK(
+      contains(error_of("--use-tis\n--tis-clip 5\n"), "run.sh:2: --tis-clip: is 5; weights are cut to 0..2"));
+  CHECK(contains(error_of("--use-tis --tis-clip-low 0.5\n"), "--tis-clip-low: is 0.5"));
+  CHECK(contains(imported(kCommon + "--tis-clip 5\n").notes, "nothing without --use-tis"));
+}
+
+TEST_CASE("errors of the recipe name the flag that wrote the key") {
+  CHECK(
+      error_of(kCommon + "\n--rollout-top-p 2\n").starts_with("run.sh:11: --rollout-top-p: rollout.top_p: "));
+  CHECK(error_of("--advantage-estimator ppo\n")
+            .starts_with("run.sh:1: --advantage-estimator: algorithm.type: "));
+  CHECK(error_of("\n--eval-prompt-data '' a\n")
+            .starts_with("run.sh:2: --eval-prompt-data: data.eval.0.name: "));
+  CHECK(error_of("\n--rm_type dapo\n") ==
+        "run.sh:2: --rm_type: unknown flag (did you mean --rm-type? flags have dashes)");
+}
+
+TEST_CASE("flags that may change results are told apart") {
+  const Imported run =
+      imported(kCommon + "--load /x --custom-rm-path m.py --colocate --eval-top-k 3 --optimizer adam\n");
+  CHECK(contains(run.notes, "not imported, may change results: --load --custom-rm-path --eval-top-k\n"));
+  CHECK(contains(run.notes, "not imported: --colocate\n"));
+  const Imported other = imported(kCommon + "--dynamic-sampling-filter-path my.filter\n");
+  CHECK(!other.recipe.algorithm.filter_zero_std);
+  CHECK(contains(other.notes, "may change results: --dynamic-sampling-filter-path my.filter"));
+}
+
+TEST_CASE("filters and debugging and evaluation of a launcher become keys") {
+  const Imported run = imported(
+      kCommon +
+      "--dynamic-sampling-filter-path "
+      "miles.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std\n"
+      "--debug-rollout-only --save-debug-rollout-data /x/{rollout_id}.pt\n"
+      "--eval-prompt-data aime a.jsonl --eval-interval 2 --eval-max-response-len 16384 --eval-top-p 0.7 "
+      "--eval-temperature 0.5\n");
+  CHECK(run.recipe.algorithm.filter_zero_std);
+  CHECK(run.recipe.debug.mode == DebugMode::kRolloutOnly);
+  CHECK(run.recipe.debug.dump_batches);
+  REQUIRE(run.recipe.data.eval.size() == 1);
+  CHECK(run.recipe.data.eval[0].max_response_tokens == 16384);
+  CHECK(run.recipe.data.eval[0].top_p == 0.7);
+  CHECK(run.recipe.data.eval[0].temperature == 0.5);
+  const StatusOr<MilesImport> train = import_miles_args(kCommon + "--debug-train-only\n", "run.sh");
+  REQUIRE(train.ok());
+  CHECK(contains(train->yaml, "mode: train_only"));
+  CHECK(contains(train->notes.back(), "fill in: debug.load_batches"));
+  CHECK(contains(error_of("--debug-train-only --debug-rollout-only\n"), "excludes"));
+}
+
+TEST_CASE("variables that grow without bound are refused") {
+  std::string text = "A0=xxxxxxxx\n";
+  for (int i = 1; i < 40; ++i) {
+    text += "A" + std::to_string(i) + "=$A" + std::to_string(i - 1) + "$A" + std::to_string(i - 1) + "\n";
+  }
+  CHECK(contains(error_of(text + "--hf-checkpoint $A39\n"), "needs a shell"));
+}
+
+TEST_CASE("values of a flag end where its array or command does") {
+  const Imported run =
+      imported(kCommon +
+               "A=(--clip-grad 0.5)\nray start --head\nB=(\n  --eval-prompt-data aime\n  a.jsonl\n)\n"
+               "python3 train.py --bf16 ${A[@]} \\\n --seed 7 \"${B[@]}\" \\\n --use-tis 2>&1 | tee log\n"
+               "python3 train.py --rollout-top-p\n0.5\npkill -9 x; echo done && true\n");
+  CHECK(run.recipe.trainer.optimizer.clip_grad == 0.5);
+  CHECK(run.recipe.run.seed == 7);
+  CHECK(run.recipe.rollout.top_p == 0.5);
+  CHECK(run.recipe.data.eval.at(0).path == "a.jsonl");
+  CHECK(imported(kCommon + "--rollout-stop '>' '|' > log\n").recipe.rollout.stop ==
+        std::vector<std::string>{">", "|"});
+  CHECK(contains(error_of("--seed 7 8\n"), "takes one value, 2 given"));
+}
