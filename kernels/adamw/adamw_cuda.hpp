@@ -3,6 +3,7 @@
 // device's. The update is fused with the start of the weights' export (docs/contract.md, section 3).
 #include <cstdint>
 
+#include "base/dtype.hpp"
 #include "device/stream_handle.hpp"
 #include "kernels/adamw/adamw.hpp"
 #include "kernels/formats/health.hpp"
