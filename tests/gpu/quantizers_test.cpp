@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "checkpoint/safetensors.hpp"
+#include "device_policy.hpp"
 #include "hard_values.hpp"
 #include "kernels/formats/amax.hpp"
 #include "kernels/formats/decode.hpp"
@@ -27,11 +28,6 @@ using gpu_test::Quantizer;
 namespace {
 
 int num_cores() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
-
-std::string test_data() {
-  const char* folder = std::getenv("ACCORD_TEST_DATA");
-  return folder == nullptr ? ACCORD_TEST_DATA : folder;
-}
 
 // Differences of every quantizer that takes the shape, over one matrix on the host.
 template <class T>
@@ -312,7 +308,7 @@ TEST_CASE("quantizers: every reference byte is reproduced") {
   int64_t num_files = 0;
   int64_t num_tensors = 0;
   int64_t differences = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(test_data() + "/quant")) {
+  for (const auto& entry : std::filesystem::directory_iterator(gpu_test::test_data() + "/quant")) {
     if (entry.path().extension() != ".safetensors") {
       continue;
     }
