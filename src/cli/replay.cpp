@@ -2,6 +2,7 @@
 // of a run directory, compared with what the run recorded.
 #include <algorithm>
 #include <cstring>
+#include <list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -197,9 +198,18 @@ Status write_result(const std::string& path, const Recorded& recorded, const tra
   add("clip_fraction", {1}, &clipped);
   add("advantages", {recorded.batch}, advantages.data());
   add("logprobs", {recorded.batch, recorded.length - 1}, logprobs.data());
+  std::list<std::vector<float>> kept;
   for (const ParamSpec& spec : trainer.parameters()) {
-    add("grad." + spec.name, spec.shape, trainer.gradient(spec.name).data());
-    add("updated." + spec.name, spec.shape, trainer.master(spec.name).data());
+    const auto values = [&]() -> std::span<float> {
+      kept.emplace_back(static_cast<size_t>(spec.numel()));
+      return kept.back();
+    };
+    const std::span<float> gradient = values();
+    ACCORD_RETURN_IF_ERROR(trainer.read_gradient(spec.name, gradient));
+    add("grad." + spec.name, spec.shape, gradient.data());
+    const std::span<float> master = values();
+    ACCORD_RETURN_IF_ERROR(trainer.read_master(spec.name, master));
+    add("updated." + spec.name, spec.shape, master.data());
   }
   return checkpoint::write_safetensors(path, tensors);
 }

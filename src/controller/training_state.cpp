@@ -71,12 +71,22 @@ std::string training_state_file(int32_t rank, int32_t size) {
 
 Status save_training_state(const std::string& directory, int32_t rank, int32_t size,
                            trainer::Trainer& trainer) {
-  std::vector<checkpoint::TensorData> tensors;
-  for (const trainer::StateTensor& tensor : trainer.state()) {
-    tensors.push_back({{tensor.name, Dtype::kF32, tensor.shape}, tensor.values.data()});
+  const std::vector<trainer::StateTensor> state = trainer.state();
+  std::vector<checkpoint::TensorSpec> specs;
+  for (const trainer::StateTensor& tensor : state) {
+    specs.push_back({tensor.name, Dtype::kF32, tensor.shape});
   }
-  return checkpoint::write_safetensors(directory + "/" + training_state_file(rank, size), tensors,
-                                       {{kOptimizerStepsKey, std::to_string(trainer.optimizer_steps())}});
+  ACCORD_ASSIGN_OR_RETURN(checkpoint::SafetensorsWriter writer,
+                          checkpoint::SafetensorsWriter::create(
+                              directory + "/" + training_state_file(rank, size), std::move(specs),
+                              {{kOptimizerStepsKey, std::to_string(trainer.optimizer_steps())}}));
+  std::vector<float> values;  // of one tensor at a time
+  for (const trainer::StateTensor& tensor : state) {
+    values.resize(static_cast<size_t>(tensor.numel));
+    ACCORD_RETURN_IF_ERROR(tensor.read(values));
+    ACCORD_RETURN_IF_ERROR(writer.append(tensor.name, std::span<const float>(values)));
+  }
+  return writer.commit();
 }
 
 Status load_training_state(const std::string& directory, trainer::Trainer& trainer) {
@@ -114,8 +124,11 @@ Status load_training_state(const std::string& directory, trainer::Trainer& train
     }
     ACCORD_RETURN_IF_ERROR(files[found->second].require(tensor.name, Dtype::kF32, tensor.shape).status());
   }
+  std::vector<float> values;  // of one tensor at a time
   for (const trainer::StateTensor& tensor : state) {
-    ACCORD_RETURN_IF_ERROR(files[holder.at(tensor.name)].read_f32(tensor.name, tensor.values));
+    values.resize(static_cast<size_t>(tensor.numel));
+    ACCORD_RETURN_IF_ERROR(files[holder.at(tensor.name)].read_f32(tensor.name, values));
+    ACCORD_RETURN_IF_ERROR(tensor.write(values));
   }
   trainer.set_optimizer_steps(*steps);
   return absl::OkStatus();
@@ -125,14 +138,18 @@ Status save_hf_weights(const std::string& directory, const checkpoint::HfConfig&
                        const std::string& tokenizer_dir, trainer::Trainer& trainer, Communicator* group,
                        Deadline deadline) {
   std::vector<std::byte> bytes;
+  std::vector<float> master;  // of one tensor at a time
   const auto provide = [&](const ParamSpec& spec) -> StatusOr<std::span<const std::byte>> {
     const Dtype dtype = checkpoint::plain_dtype(spec);
     bytes.resize(static_cast<size_t>(spec.numel() * size_of(dtype)));
-    const std::span<const float> master = trainer.master(spec.name);
-    if (dtype == Dtype::kF32) {
-      std::memcpy(bytes.data(), master.data(), master.size_bytes());
-    } else {
-      std::transform(master.begin(), master.end(), reinterpret_cast<BF16*>(bytes.data()), to_bf16);
+    if (trainer.owns(spec.name)) {
+      master.resize(static_cast<size_t>(spec.numel()));
+      ACCORD_RETURN_IF_ERROR(trainer.read_master(spec.name, master));
+      if (dtype == Dtype::kF32) {
+        std::memcpy(bytes.data(), master.data(), bytes.size());
+      } else {
+        std::transform(master.begin(), master.end(), reinterpret_cast<BF16*>(bytes.data()), to_bf16);
+      }
     }
     const int32_t owner = trainer.owner(spec.name);
     if (group != nullptr && owner != 0) {

@@ -1,5 +1,6 @@
 #include "trainer/trainer.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "trainer/exchange.hpp"
@@ -26,6 +27,27 @@ Status validate_schedule(const recipe::OptimizerPart& optimizer, int64_t total_s
     return recipe_error("optimizer.schedule: linear and cosine need the number of steps of the run");
   }
   return absl::OkStatus();
+}
+
+Status check_size(std::string_view name, size_t have, size_t want) {
+  if (have == want) return absl::OkStatus();
+  return internal_error("trainer: {} has {} values, {} were given", name, want, have);
+}
+
+// One tensor of the state in host memory.
+StateTensor host_tensor(std::string name, const ParamSpec& spec, std::span<float> values) {
+  StateTensor out{std::move(name), spec.shape, spec.numel(), nullptr, nullptr};
+  out.read = [name = out.name, values](std::span<float> to) -> Status {
+    ACCORD_RETURN_IF_ERROR(check_size(name, to.size(), values.size()));
+    std::copy(values.begin(), values.end(), to.begin());
+    return absl::OkStatus();
+  };
+  out.write = [name = out.name, values](std::span<const float> from) -> Status {
+    ACCORD_RETURN_IF_ERROR(check_size(name, from.size(), values.size()));
+    std::copy(from.begin(), from.end(), values.begin());
+    return absl::OkStatus();
+  };
+  return out;
 }
 
 StatusOr<BackwardOptions> backward_options(const TrainerOptions& options, const Parameters& parameters) {
@@ -57,6 +79,7 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::create(const ModelConfig& config, co
   ACCORD_RETURN_IF_ERROR(validate(config));
   ACCORD_RETURN_IF_ERROR(validate_options(options));
   ACCORD_RETURN_IF_ERROR(validate_schedule(options.optimizer, options.total_steps));
+  if (options.device.is_cuda()) return unavailable_error("the trainer does not run on CUDA in this build");
   ACCORD_ASSIGN_OR_RETURN(Shards shards, Shards::create(config, {options.rank, options.size,
                                                                  options.expert_parallel, options.units}));
   ACCORD_ASSIGN_OR_RETURN(Parameters parameters,
@@ -98,6 +121,27 @@ Status Trainer::bind_arena(const WeightManifest& manifest, const void* arena) {
   return absl::OkStatus();
 }
 
+DeviceId Trainer::device() const { return impl_->options.device; }
+const Stream* Trainer::stream() const { return nullptr; }
+
+Status Trainer::read_master(std::string_view name, std::span<float> out) const {
+  if (!owns(name)) return internal_error("trainer: this rank has no master of '{}'", name);
+  const std::span<const float> values = impl_->parameters.master(impl_->parameters.index(name));
+  ACCORD_RETURN_IF_ERROR(check_size(name, out.size(), values.size()));
+  std::copy(values.begin(), values.end(), out.begin());
+  return absl::OkStatus();
+}
+
+Status Trainer::read_gradient(std::string_view name, std::span<float> out) const {
+  if (!owns(name)) return internal_error("trainer: this rank has no gradient of '{}'", name);
+  const std::span<const float> values = gradient(name);
+  ACCORD_RETURN_IF_ERROR(check_size(name, out.size(), values.size()));
+  std::copy(values.begin(), values.end(), out.begin());
+  return absl::OkStatus();
+}
+
+const float* Trainer::device_master(std::string_view) const { return nullptr; }
+
 std::span<float> Trainer::master(std::string_view name) {
   const int64_t index = impl_->parameters.index(name);
   return index < 0 ? std::span<float>() : impl_->parameters.master(index);
@@ -137,9 +181,9 @@ std::vector<StateTensor> Trainer::state() {
   for (int64_t i = 0; i < p.count(); ++i) {
     if (!p.shards().owns(i)) continue;
     const ParamSpec& spec = p.specs()[static_cast<size_t>(i)];
-    out.push_back({"master." + spec.name, spec.shape, p.master(i)});
-    out.push_back({"exp_avg." + spec.name, spec.shape, p.exp_avg(i)});
-    out.push_back({"exp_avg_sq." + spec.name, spec.shape, p.exp_avg_sq(i)});
+    out.push_back(host_tensor("master." + spec.name, spec, p.master(i)));
+    out.push_back(host_tensor("exp_avg." + spec.name, spec, p.exp_avg(i)));
+    out.push_back(host_tensor("exp_avg_sq." + spec.name, spec, p.exp_avg_sq(i)));
   }
   return out;
 }

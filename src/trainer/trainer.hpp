@@ -26,6 +26,8 @@
 #include "base/flow.hpp"
 #include "base/model_config.hpp"
 #include "base/status.hpp"
+#include "device/device.hpp"
+#include "device/stream.hpp"
 #include "device/thread_pool.hpp"
 #include "recipe/recipe.hpp"
 
@@ -95,13 +97,17 @@ struct TrainerOptions {
   int32_t expert_parallel = 1;
   // Per parameter, canonical order: the plan's unit (its tensors have one owner); empty: none.
   std::vector<std::string> units;
+  // Where masters, moments and gradients lie and passes run.
+  DeviceId device;
 };
 
-// A named piece of training state, shared with the trainer.
+// A named piece of training state, wherever it lies; valid while the trainer lives.
 struct StateTensor {
   std::string name;  // master.<canonical>, exp_avg.<canonical>, exp_avg_sq.<canonical>
   std::vector<int64_t> shape;
-  std::span<float> values;
+  int64_t numel = 0;
+  std::function<Status(std::span<float> out)> read;        // [numel]
+  std::function<Status(std::span<const float> in)> write;  // [numel]
 };
 
 class Trainer {
@@ -122,12 +128,25 @@ class Trainer {
   // Errors (kInternal): another rank or size than (rank % E, E).
   Status connect_experts(Communicator& group);
 
-  // The forward reads these bytes, which must keep their address and hold Q(bf16(masters)) at every step.
+  DeviceId device() const;
+  // The device's queue, in which a step's update ends: what follows on it sees the new masters. Null on the
+  // CPU.
+  const Stream* stream() const;
+
+  // The forward reads these bytes of the trainer's device, which must keep their address and hold
+  // Q(bf16(masters)) at every step. On a device they are written in stream(), or before the step begins.
   Status bind_arena(const WeightManifest& manifest, const void* arena);
 
-  // Empty when there is no such parameter, or another rank owns it.
+  // Copies a tensor that this rank owns into host memory; waits for the device. Errors (kInternal): there is
+  // no such parameter, another rank owns it, or `out` has another size.
+  Status read_master(std::string_view name, std::span<float> out) const;
+  // The last step's gradient, summed over ranks and after clipping.
+  Status read_gradient(std::string_view name, std::span<float> out) const;
+  // The master on the device. Null on the CPU, when there is no such parameter, or another rank owns it.
+  const float* device_master(std::string_view name) const;
+  // The same values in place on the CPU; empty on a device, when there is no such parameter, or another rank
+  // owns it.
   std::span<float> master(std::string_view name);
-  // The last step's gradient, summed over ranks and after clipping. Empty like master().
   std::span<const float> gradient(std::string_view name) const;
   std::span<const ParamSpec> parameters() const;
   // Whether this rank owns or holds a parameter, and who owns it (shards.hpp); false and -1: no such
@@ -159,8 +178,8 @@ class Trainer {
   // masters, before the next step.
   Status share_originals(Deadline deadline = Deadline::after(std::chrono::hours(24)));
 
-  // Training state for checkpoints: write `values` out, or fill them, then set the step count. Holds the
-  // tensors that this rank owns. The order is fixed; the spans stay valid for the trainer's life.
+  // Training state for checkpoints: read all tensors, or write all of them and set the step count. Holds the
+  // tensors that this rank owns, in a fixed order.
   std::vector<StateTensor> state();
   int64_t optimizer_steps() const;
   void set_optimizer_steps(int64_t steps);

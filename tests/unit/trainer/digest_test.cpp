@@ -55,7 +55,8 @@ std::string digest_of(const std::string& model, Dtype dtype, const recipe::Preci
   add_metrics(report->metrics);
   for (const StateTensor& tensor : f.trainer->state()) {
     hasher.update(tensor.name);
-    hasher.update(tensor.values.data(), tensor.values.size_bytes());
+    const std::vector<float> values = values_of(tensor);
+    hasher.update(values.data(), values.size() * sizeof(float));
   }
   return hasher.hex();
 }

@@ -52,6 +52,12 @@ void Fixture::export_weights(const std::function<std::span<const float>(const st
   require_ok(weights::export_weights(manifest, plan, masters, *arena, pool).status());
 }
 
+std::vector<float> values_of(const StateTensor& tensor) {
+  std::vector<float> values(static_cast<size_t>(tensor.numel));
+  require_ok(tensor.read(values));
+  return values;
+}
+
 recipe::PrecisionPart mxfp8_everywhere() {
   recipe::PrecisionPart part;
   recipe::PrecisionConfig config;

@@ -45,6 +45,8 @@ class Fixture {
   std::unique_ptr<Trainer> trainer;
 };
 
+std::vector<float> values_of(const StateTensor& tensor);
+
 // MXFP8 in every weight that may have it.
 recipe::PrecisionPart mxfp8_everywhere();
 
