@@ -1,0 +1,229 @@
+// One transformer layer on the device; the stages are layer.cpp's.
+#include <algorithm>
+#include <initializer_list>
+
+#include "kernels/copy/copy_cuda.hpp"
+#include "kernels/embedding/embedding_cuda.hpp"
+#include "kernels/moe/moe_cuda.hpp"
+#include "kernels/rmsnorm/rmsnorm_cuda.hpp"
+#include "kernels/router/router.hpp"
+#include "kernels/router/router_cuda.hpp"
+#include "model/cuda_impl.hpp"
+
+namespace accord::model {
+namespace {
+
+namespace cuda = kernels::cuda;
+using kernels::ActivationFormat;
+
+// [T, heads * d] seen as [T * heads, d].
+MatrixView by_head(MatrixView x, int64_t d) { return {x.data, x.dtype, x.rows * (x.cols / d), d, d}; }
+
+class LayerRun {
+ public:
+  LayerRun(CudaModel::Impl& model, int64_t layer, const KvLayer& kv, MatrixView x, CudaRouting routing,
+           CudaLayerTape& tape, bool keep)
+      : m_(model),
+        c_(model.config),
+        w_(model.weights.layers[static_cast<size_t>(layer)]),
+        moe_(model.config.layer_is_moe[static_cast<size_t>(layer)]),
+        experts_(model.experts[static_cast<size_t>(layer)]),
+        kv_(kv),
+        x_(x),
+        routing_(routing),
+        t_(tape),
+        keep_(keep),
+        rows_(model.batch.rows),
+        eps_(static_cast<float>(model.config.rms_norm_eps)),
+        stream_(model.handle()) {}
+
+  void run() {
+    attention();
+    if (moe_) {
+      experts();
+    } else {
+      const LinearWeight& first = w_.mlp[0].gate;
+      const bool shared_format = first.activation_format() == w_.mlp[0].up.activation_format();
+      const CudaOperand operand = norm2(first.activation_format(), !shared_format);
+      mlp(operand, w_.mlp[0], {t_.gate, t_.up, t_.act}, c_.intermediate_size);
+      cuda::add_rows(bf16(t_.x_mid, c_.hidden_size), bf16(m_.branch, c_.hidden_size), x_, stream_);
+    }
+  }
+
+ private:
+  struct MlpRows {
+    DeviceBuffer &gate, &up, &act;
+  };
+
+  MatrixView bf16(const DeviceBuffer& buffer, int64_t cols) const {
+    return buffer.matrix(Dtype::kBF16, rows_, cols);
+  }
+
+  // The operand for another format than the one at hand is made from the BF16 rows.
+  void linear(CudaOperand& operand, MatrixView values, const LinearWeight& w, MatrixView y) {
+    if (operand.format != w.activation_format()) operand = m_.linears.operand(values, w.activation_format());
+    m_.linears.linear(operand, w, y);
+  }
+
+  static bool one_format(std::initializer_list<const LinearWeight*> weights) {
+    const ActivationFormat format = (*weights.begin())->activation_format();
+    return std::all_of(weights.begin(), weights.end(),
+                       [&](const LinearWeight* w) { return w->activation_format() == format; });
+  }
+
+  void attention() {
+    const MatrixView norm1 = bf16(t_.norm1, c_.hidden_size);
+    MatrixView query = bf16(t_.q, c_.q_width());
+    MatrixView attended = bf16(t_.attn, c_.attention_width());
+    if (c_.has_mla()) {
+      cuda::rms_norm(x_, w_.input_norm, eps_, norm1, t_.inv_rms1.as<float>(), stream_);
+      const CudaLatent latent = project_latent(m_, w_, kv_, t_);
+      query = latent.query;
+      attended = latent.attended;
+    } else {
+      project(norm1, query);
+    }
+    m_.attend(query, kv_, attended, t_.lse.as<float>());
+    if (c_.has_mla()) finish_latent(m_, w_, t_);
+    const MatrixView attn = bf16(t_.attn, c_.attention_width());
+    const MatrixView branch = bf16(m_.branch, c_.hidden_size);
+    m_.linears.linear(m_.linears.operand(attn, w_.o.activation_format()), w_.o, branch);
+    cuda::add_rows(x_, branch, bf16(t_.x_mid, c_.hidden_size), stream_);
+  }
+
+  void project(MatrixView norm1, MatrixView q) {
+    const int64_t kv_width = c_.num_kv_heads * c_.head_dim;
+    CudaOperand operand =
+        m_.linears.norm_operand(x_, w_.input_norm, eps_, norm1, t_.inv_rms1.as<float>(),
+                                w_.q.activation_format(), keep_ || !one_format({&w_.q, &w_.k, &w_.v}));
+    MatrixView q_in = bf16(t_.q_raw, c_.q_width());
+    MatrixView k_in = bf16(t_.k_raw, kv_width);
+    const MatrixView v = bf16(m_.v, kv_width);
+    linear(operand, norm1, w_.q, q_in);
+    linear(operand, norm1, w_.k, k_in);
+    linear(operand, norm1, w_.v, v);
+    if (c_.qk_norm) {
+      const MatrixView k_normed = bf16(m_.k_normed, kv_width);
+      cuda::rms_norm(by_head(q_in, c_.head_dim), w_.q_norm, eps_, by_head(q, c_.head_dim),
+                     t_.inv_rms_q.as<float>(), stream_);
+      cuda::rms_norm(by_head(k_in, c_.head_dim), w_.k_norm, eps_, by_head(k_normed, c_.head_dim),
+                     t_.inv_rms_k.as<float>(), stream_);
+      q_in = q;
+      k_in = k_normed;
+    }
+    const CudaBatch& batch = m_.batch;
+    const cuda::RopeTableView table = m_.rope_view();
+    cuda::apply_rope(q_in, batch.positions, table, q, nullptr, stream_);
+    cuda::apply_rope(k_in, batch.positions, table, kv_.k, batch.kv_rows, stream_);
+    cuda::scatter_rows(v, batch.kv_rows, kv_.v, stream_);
+  }
+
+  CudaOperand norm2(const ActivationFormat& format, bool keep) {
+    return m_.linears.norm_operand(bf16(t_.x_mid, c_.hidden_size), w_.post_norm, eps_,
+                                   bf16(t_.norm2, c_.hidden_size), t_.inv_rms2.as<float>(), format,
+                                   keep_ || keep);
+  }
+
+  // branch = an MLP of norm2 that every row passes.
+  void mlp(CudaOperand operand, const MlpWeights& mlp, const MlpRows& rows, int64_t width) {
+    const MatrixView norm = bf16(t_.norm2, c_.hidden_size);
+    const MatrixView gate = bf16(rows.gate, width);
+    const MatrixView up = bf16(rows.up, width);
+    linear(operand, norm, mlp.gate, gate);
+    linear(operand, norm, mlp.up, up);
+    operand = m_.linears.swiglu_operand(gate, up, bf16(rows.act, width), mlp.down.activation_format(), keep_);
+    m_.linears.linear(operand, mlp.down, bf16(m_.branch, c_.hidden_size));
+  }
+
+  void route(MatrixView norm) {
+    const int64_t experts = c_.num_experts;
+    const MatrixView scores = t_.router_probs.matrix(Dtype::kF32, rows_, experts);
+    m_.linears.linear(m_.linears.operand(norm, w_.router.activation_format()), w_.router, scores);
+    auto* ids = t_.topk_ids.as<int32_t>();
+    const auto bytes = static_cast<size_t>(rows_ * c_.num_experts_per_token) * sizeof(int32_t);
+    const bool replayed = routing_.replay != nullptr;
+    if (replayed) m_.copy_on_device(ids, routing_.replay, bytes);
+    cuda::route(kernels::router_rule(c_), scores.row<float>(0), rows_, w_.router_bias, replayed,
+                scores.row<float>(0), ids, t_.topk_weights.as<float>(), stream_);
+    if (routing_.record != nullptr) m_.copy_on_device(routing_.record, ids, bytes);
+  }
+
+  void experts() {
+    const int64_t hidden = c_.hidden_size;
+    const int64_t width = c_.moe_intermediate_size;
+    const int64_t k = c_.num_experts_per_token;
+    const int64_t sorted = rows_ * k;
+    const MlpWeights& any = w_.mlp[0];
+    const MatrixView norm = bf16(t_.norm2, hidden);
+    cuda::rms_norm(bf16(t_.x_mid, hidden), w_.post_norm, eps_, norm, t_.inv_rms2.as<float>(), stream_);
+    route(norm);
+    auto* const offsets = t_.expert_offsets.as<int32_t>();
+    const kernels::ExpertOrder order{offsets, t_.sorted_tokens.as<int32_t>(), t_.sorted_slots.as<int32_t>(),
+                                     t_.slot_rows.as<int32_t>()};
+    cuda::sort_by_expert(t_.topk_ids.as<int32_t>(), sorted, c_.num_experts, k, order,
+                         m_.sort_scratch.as<int32_t>(), stream_);
+
+    cuda::GemmGroups groups;
+    groups.tiles = t_.group_tiles.as<cuda::GroupTile>();
+    groups.num_tiles = t_.num_group_tiles.as<int32_t>();
+    groups.tile_rows = cuda::group_tile_rows(sorted, c_.num_experts);
+    groups.max_tiles = cuda::group_tiles_bound(sorted, c_.num_experts, groups.tile_rows);
+    cuda::build_group_tiles(offsets, static_cast<int32_t>(c_.num_experts), groups.tile_rows,
+                            t_.group_tiles.as<cuda::GroupTile>(), t_.num_group_tiles.as<int32_t>(), stream_);
+
+    const auto matrix = [&](const DeviceBuffer& b, int64_t cols) {
+      return b.matrix(Dtype::kBF16, sorted, cols);
+    };
+    const MatrixView gate = matrix(t_.gate, width);
+    const MatrixView up = matrix(t_.up, width);
+    groups.gather = order.sorted_tokens;
+    CudaOperand operand = m_.linears.operand(norm, any.gate.activation_format());
+    groups.experts = experts_.gate;
+    m_.linears.grouped(operand, any.gate, groups, gate);
+    if (operand.format != any.up.activation_format()) {
+      operand = m_.linears.operand(norm, any.up.activation_format());
+    }
+    groups.experts = experts_.up;
+    m_.linears.grouped(operand, any.up, groups, up);
+    groups.gather = nullptr;
+    operand = m_.linears.swiglu_operand(gate, up, matrix(t_.act, width), any.down.activation_format(), keep_);
+    groups.experts = experts_.down;
+    const MatrixView down = matrix(t_.down, hidden);
+    m_.linears.grouped(operand, any.down, groups, down);
+
+    // x = x_mid + (experts + shared experts), each sum rounded, as transformers adds them.
+    const MatrixView x_mid = bf16(t_.x_mid, hidden);
+    const MatrixView branch = bf16(m_.branch, hidden);
+    const bool shared = c_.num_shared_experts > 0;
+    if (shared) {
+      mlp(m_.linears.operand(norm, w_.shared.gate.activation_format()), w_.shared,
+          {t_.shared_gate, t_.shared_up, t_.shared_act}, c_.shared_width());
+    }
+    cuda::combine_experts(shared ? branch : x_mid, down, t_.topk_weights.as<float>(), order.slot_rows, k,
+                          shared ? branch : x_, stream_);
+    if (shared) cuda::add_rows(x_mid, branch, x_, stream_);
+  }
+
+  CudaModel::Impl& m_;
+  const ModelConfig& c_;
+  const LayerWeights& w_;
+  const bool moe_;
+  const CudaExperts& experts_;
+  const KvLayer& kv_;
+  const MatrixView x_;
+  const CudaRouting routing_;
+  CudaLayerTape& t_;
+  const bool keep_;
+  const int64_t rows_;
+  const float eps_;
+  const StreamHandle stream_;
+};
+
+}  // namespace
+
+void run_layer(CudaModel::Impl& model, int64_t layer, const KvLayer& kv, MatrixView x, CudaRouting routing,
+               CudaLayerTape& tape, bool keep) {
+  LayerRun(model, layer, kv, x, routing, tape, keep).run();
+}
+
+}  // namespace accord::model

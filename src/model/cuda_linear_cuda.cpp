@@ -1,0 +1,127 @@
+#include "device/launch.hpp"
+#include "kernels/formats/mxfp8_cuda.hpp"
+#include "kernels/formats/nvfp4_cuda.hpp"
+#include "kernels/rmsnorm/rmsnorm_cuda.hpp"
+#include "kernels/swiglu/swiglu_cuda.hpp"
+#include "model/cuda_linear.hpp"
+
+namespace accord::model {
+
+using kernels::ActivationFormat;
+using kernels::LinearWeight;
+namespace cuda = kernels::cuda;
+
+namespace {
+
+// Rows that the fused quantizers take: aligned to 16 bytes.
+bool aligned(MatrixView x) { return x.stride % 8 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0; }
+
+bool is_quantized(const ActivationFormat& format) { return format.format != WeightFormat::kBF16; }
+
+}  // namespace
+
+Status CudaLinears::reserve(int64_t elements, int64_t rows) {
+  const auto count = static_cast<size_t>(elements);
+  ACCORD_RETURN_IF_ERROR(codes_.ensure(device_, count));
+  ACCORD_RETURN_IF_ERROR(scales_.ensure(device_, count / formats::kNvfp4Block));
+  ACCORD_RETURN_IF_ERROR(outer_.ensure(device_, static_cast<size_t>(rows) * sizeof(float)));
+  return values_.ensure(device_, count * sizeof(BF16));
+}
+
+CudaOperand CudaLinears::expand(const ActivationFormat& format, int64_t rows, int64_t cols) {
+  CudaOperand out{format, values_.as<BF16>(), cols, rows, nullptr};
+  if (format.format == WeightFormat::kMXFP8) {
+    cuda::expand_mxfp8(codes_.as<uint8_t>(), scales_.as<uint8_t>(), rows, cols, /*column_wise=*/false,
+                       /*e5m2=*/false, values_.as<BF16>(), cols, stream_.handle());
+  } else {
+    cuda::expand_nvfp4(codes_.as<uint8_t>(), scales_.as<uint8_t>(), nullptr, false, format.scaling.range,
+                       rows, cols, values_.as<BF16>(), cols, stream_.handle());
+    out.outer = outer_.as<float>();
+  }
+  return out;
+}
+
+CudaOperand CudaLinears::operand(MatrixView x, const ActivationFormat& format) {
+  if (!is_quantized(format)) {
+    return {format, static_cast<const BF16*>(x.data), x.stride, x.rows, nullptr};
+  }
+  if (format.format == WeightFormat::kMXFP8) {
+    formats::cuda::quantize_mxfp8_rows(x, codes_.as<uint8_t>(), scales_.as<uint8_t>(),
+                                       formats::Element::kE4M3, stream_.handle());
+  } else {
+    formats::Nvfp4Options options;
+    options.scope = formats::Nvfp4Scope::kToken;
+    options.four_over_six = format.scaling.four_over_six;
+    options.range = format.scaling.range;
+    formats::cuda::quantize_nvfp4(x, options,
+                                  {codes_.as<uint8_t>(), scales_.as<uint8_t>(), outer_.as<float>()}, nullptr,
+                                  nullptr, stream_.handle());
+  }
+  return expand(format, x.rows, x.cols);
+}
+
+CudaOperand CudaLinears::norm_operand(MatrixView x, const BF16* weight, float eps, MatrixView y,
+                                      float* inv_rms, const ActivationFormat& format, bool keep) {
+  if (!is_quantized(format) || !cuda::fuses_rows(x.cols) || !aligned(x) || !aligned(y)) {
+    cuda::rms_norm(x, weight, eps, y, inv_rms, stream_.handle());
+    return operand(y, format);
+  }
+  if (!keep) y.data = nullptr;
+  if (format.format == WeightFormat::kMXFP8) {
+    cuda::rms_norm_mxfp8(x, weight, eps, y, inv_rms, codes_.as<uint8_t>(), scales_.as<uint8_t>(),
+                         stream_.handle());
+  } else {
+    cuda::rms_norm_nvfp4(x, weight, eps, y, inv_rms,
+                         {codes_.as<uint8_t>(), scales_.as<uint8_t>(), outer_.as<float>()},
+                         format.scaling.four_over_six, format.scaling.range, stream_.handle());
+  }
+  return expand(format, x.rows, x.cols);
+}
+
+CudaOperand CudaLinears::swiglu_operand(MatrixView gate, MatrixView up, MatrixView y,
+                                        const ActivationFormat& format, bool keep) {
+  if (!is_quantized(format) || !cuda::fuses_rows(gate.cols) || !aligned(gate) || !aligned(up) ||
+      !aligned(y)) {
+    cuda::swiglu(gate, up, y, stream_.handle());
+    return operand(y, format);
+  }
+  if (!keep) y.data = nullptr;
+  if (format.format == WeightFormat::kMXFP8) {
+    cuda::swiglu_mxfp8(gate, up, y, codes_.as<uint8_t>(), scales_.as<uint8_t>(), stream_.handle());
+  } else {
+    cuda::swiglu_nvfp4(gate, up, y, {codes_.as<uint8_t>(), scales_.as<uint8_t>(), outer_.as<float>()},
+                       format.scaling.four_over_six, format.scaling.range, stream_.handle());
+  }
+  return expand(format, gate.rows, gate.cols);
+}
+
+cuda::GemmForward CudaLinears::product(const CudaOperand& a, const LinearWeight& w, MatrixView y) const {
+  require(a.format == w.activation_format(), "a.format == w.activation_format()");
+  cuda::GemmForward g;
+  g.format = w.format;
+  g.m = y.rows;
+  g.n = w.n;
+  g.k = w.k;
+  g.a = a.values;
+  g.lda = a.ld;
+  g.a_outer = a.outer;
+  g.a_range = w.activations.range;
+  g.b_range = w.scaling.range;
+  g.c = {y.data, y.stride, y.dtype == Dtype::kBF16, false};
+  return g;
+}
+
+void CudaLinears::linear(const CudaOperand& a, const LinearWeight& w, MatrixView y) {
+  cuda::GemmForward g = product(a, w, y);
+  g.b = {w.data, w.scales, w.outer};
+  cuda::gemm_forward(g, stream_.handle());
+}
+
+void CudaLinears::grouped(const CudaOperand& a, const LinearWeight& any, const cuda::GemmGroups& groups,
+                          MatrixView y) {
+  cuda::GemmForward g = product(a, any, y);
+  g.groups = &groups;
+  cuda::gemm_forward(g, stream_.handle());
+}
+
+}  // namespace accord::model

@@ -1,0 +1,272 @@
+#include <algorithm>
+#include <utility>
+
+#include "device/launch.hpp"
+#include "kernels/embedding/embedding_cuda.hpp"
+#include "kernels/moe/moe_cuda.hpp"
+#include "kernels/rmsnorm/rmsnorm_cuda.hpp"
+#include "kernels/router/router_cuda.hpp"
+#include "model/batch_check.hpp"
+#include "model/cuda_impl.hpp"
+#include "model/cuda_model.hpp"
+
+namespace accord::model {
+namespace {
+
+namespace cuda = kernels::cuda;
+using cuda::GemmWeight;
+
+GemmWeight gemm_weight(const LinearWeight& w) { return {w.data, w.scales, w.outer}; }
+
+struct NamedWeight {
+  std::string name;
+  const LinearWeight* weight;
+};
+
+// The linears of a layer that a config has, by their canonical names (without ".weight").
+std::vector<NamedWeight> linears_of(const LayerWeights& w, int64_t layer) {
+  std::vector<NamedWeight> out;
+  const auto add = [&](std::string_view part, const LinearWeight& linear) {
+    if (linear.n > 0) out.push_back({fmt::format("model.layers.{}.{}", layer, part), &linear});
+  };
+  const auto add_mlp = [&](const std::string& prefix, const MlpWeights& mlp) {
+    add(prefix + "gate_proj", mlp.gate);
+    add(prefix + "up_proj", mlp.up);
+    add(prefix + "down_proj", mlp.down);
+  };
+  add("self_attn.q_proj", w.q);
+  add("self_attn.k_proj", w.k);
+  add("self_attn.v_proj", w.v);
+  add("self_attn.q_a_proj", w.q_a);
+  add("self_attn.q_b_proj", w.q_b);
+  add("self_attn.kv_a_proj_with_mqa", w.kv_a);
+  add("self_attn.kv_b_proj", w.kv_b);
+  add("self_attn.o_proj", w.o);
+  add("mlp.gate", w.router);
+  for (size_t e = 0; e < w.mlp.size(); ++e) {
+    add_mlp(w.router.n > 0 ? fmt::format("mlp.experts.{}.", e) : "mlp.", w.mlp[e]);
+  }
+  add_mlp("mlp.shared_experts.", w.shared);
+  return out;
+}
+
+bool same_kind(const LinearWeight& a, const LinearWeight& b) {
+  return a.format == b.format && a.scaling == b.scaling && a.activations == b.activations;
+}
+
+Status check_linear(const NamedWeight& named) {
+  const LinearWeight& w = *named.weight;
+  cuda::GemmForward g;
+  g.format = w.format;
+  g.m = 1;
+  g.n = w.n;
+  g.k = w.k;
+  g.lda = w.k;
+  if (cuda::gemm_forward_takes(g)) return absl::OkStatus();
+  return recipe_error(
+      "{}.weight [{}, {}]: the CUDA kernels need a contracted size that is a multiple of 8 (MXFP8: 32, "
+      "NVFP4: 16), "
+      "and a linear's format (use device: cpu)",
+      named.name, w.n, w.k);
+}
+
+}  // namespace
+
+CudaModel::CudaModel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+CudaModel::~CudaModel() = default;
+
+StatusOr<std::unique_ptr<CudaModel>> CudaModel::create(const ModelConfig& config, PolicyWeights weights,
+                                                       const Device& device, const Stream& stream) {
+  ACCORD_RETURN_IF_ERROR(validate(config));
+  if (weights.layers.size() != static_cast<size_t>(config.num_layers)) {
+    return internal_error("weights of {} layers for a model of {}", weights.layers.size(), config.num_layers);
+  }
+  auto impl = std::make_unique<Impl>(config, std::move(weights), device, stream);
+  ACCORD_RETURN_IF_ERROR(impl->check_shapes());
+  ACCORD_RETURN_IF_ERROR(impl->upload_experts());
+  ACCORD_ASSIGN_OR_RETURN(impl->batch.copied, Event::create(device));
+  return std::unique_ptr<CudaModel>(new CudaModel(std::move(impl)));
+}
+
+Status CudaModel::Impl::check_shapes() const {
+  const cuda::AttentionDims dims = attention_dims();
+  if (!cuda::attention_takes(dims)) {
+    return recipe_error(
+        "attention heads of {} (values of {}): the CUDA kernels take 16, 32, 64 and 128, and latent "
+        "attention of "
+        "48/32, 192/128 and 576/512 (use device: cpu)",
+        dims.head_dim, dims.v_head_dim);
+  }
+  if (config.num_experts > cuda::kMaxRouterExperts) {
+    return recipe_error("{} experts: the CUDA kernels take at most {} (use device: cpu)", config.num_experts,
+                        cuda::kMaxRouterExperts);
+  }
+  for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
+    const LayerWeights& w = weights.layers[layer];
+    for (const NamedWeight& named : linears_of(w, static_cast<int64_t>(layer))) {
+      ACCORD_RETURN_IF_ERROR(check_linear(named));
+    }
+    for (size_t e = 1; w.router.n > 0 && e < w.mlp.size(); ++e) {
+      if (same_kind(w.mlp[e].gate, w.mlp[0].gate) && same_kind(w.mlp[e].up, w.mlp[0].up) &&
+          same_kind(w.mlp[e].down, w.mlp[0].down)) {
+        continue;
+      }
+      return recipe_error(
+          "model.layers.{}.mlp.experts: experts 0 and {} have different formats; on CUDA the experts of a "
+          "layer are "
+          "multiplied together and need one format per projection (change the matchers, or use device: cpu)",
+          layer, e);
+    }
+  }
+  return check_linear({"lm_head", &weights.lm_head});
+}
+
+Status CudaModel::Impl::upload_experts() {
+  experts.resize(weights.layers.size());
+  for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
+    const LayerWeights& w = weights.layers[layer];
+    if (w.router.n == 0) continue;
+    const size_t count = w.mlp.size();
+    std::vector<GemmWeight> table;
+    for (const auto part : {&MlpWeights::gate, &MlpWeights::up, &MlpWeights::down}) {
+      for (const MlpWeights& mlp : w.mlp) table.push_back(gemm_weight(mlp.*part));
+    }
+    CudaExperts& e = experts[layer];
+    const size_t bytes = table.size() * sizeof(GemmWeight);
+    ACCORD_RETURN_IF_ERROR(e.weights.ensure(device, bytes));
+    ACCORD_RETURN_IF_ERROR(stream.copy(e.weights.data(), table.data(), bytes));
+    ACCORD_RETURN_IF_ERROR(stream.synchronize());
+    e.gate = e.weights.as<GemmWeight>();
+    e.up = e.gate + count;
+    e.down = e.up + count;
+  }
+  return absl::OkStatus();
+}
+
+Status CudaModel::Impl::reserve(int64_t rows) {
+  const ModelConfig& c = config;
+  const int64_t hidden = c.hidden_size;
+  const bool dense = std::find(c.layer_is_moe.begin(), c.layer_is_moe.end(), false) != c.layer_is_moe.end();
+  const auto first_of = [&](bool moe) {
+    return std::find(c.layer_is_moe.begin(), c.layer_is_moe.end(), moe) - c.layer_is_moe.begin();
+  };
+  const int64_t sorted = rows * c.num_experts_per_token;
+  int64_t widest = std::max({hidden, c.attention_width(), c.mla.q_lora_rank, c.mla.kv_lora_rank});
+  if (dense) {
+    ACCORD_RETURN_IF_ERROR(own_tape.reserve(device, c, first_of(false), rows));
+    widest = std::max(widest, c.intermediate_size);
+  }
+  int64_t elements = rows * std::max(widest, c.shared_width());
+  if (c.num_experts > 0) {
+    ACCORD_RETURN_IF_ERROR(own_tape.reserve(device, c, first_of(true), rows));
+    ACCORD_RETURN_IF_ERROR(sort_scratch.ensure(
+        device, static_cast<size_t>(cuda::sort_scratch(sorted, c.num_experts)) * sizeof(int32_t)));
+    elements = std::max(elements, sorted * c.moe_intermediate_size);
+  }
+  ACCORD_RETURN_IF_ERROR(linears.reserve(elements, std::max(rows, sorted)));
+  const int64_t kv_width =
+      c.has_mla() ? c.num_heads * (c.mla.qk_nope_head_dim + c.mla.v_head_dim) : c.num_kv_heads * c.head_dim;
+  ACCORD_RETURN_IF_ERROR(v.ensure_matrix(device, Dtype::kBF16, rows, kv_width));
+  if (c.qk_norm) ACCORD_RETURN_IF_ERROR(k_normed.ensure_matrix(device, Dtype::kBF16, rows, kv_width));
+  if (c.has_mla()) {
+    ACCORD_RETURN_IF_ERROR(
+        turned.ensure_matrix(device, Dtype::kBF16, rows, c.num_heads * c.mla.qk_rope_head_dim));
+  }
+  return branch.ensure_matrix(device, Dtype::kBF16, rows, hidden);
+}
+
+void CudaModel::Impl::copy_on_device(void* to, const void* from, size_t bytes) {
+  // Between device memory a copy fails only where the device is lost, which ends the process.
+  const Status status = stream.copy(to, from, bytes);
+  require(status.ok(), "a copy on the device");
+}
+
+const ModelConfig& CudaModel::config() const { return impl_->config; }
+const PolicyWeights& CudaModel::weights() const { return impl_->weights; }
+const Device& CudaModel::device() const { return impl_->device; }
+const Stream& CudaModel::stream() const { return impl_->stream; }
+int64_t CudaModel::num_rows() const { return impl_->batch.rows; }
+const int32_t* CudaModel::tokens() const { return impl_->batch.tokens; }
+const int32_t* CudaModel::positions() const { return impl_->batch.positions; }
+kernels::cuda::RopeTableView CudaModel::rope() const { return impl_->rope_view(); }
+
+CudaModel::ExpertWeights CudaModel::expert_weights(int64_t layer) const {
+  const CudaExperts& e = impl_->experts[static_cast<size_t>(layer)];
+  return {e.gate, e.up, e.down};
+}
+
+Status CudaModel::check(const Batch& batch, int64_t kv_rows) const {
+  return check_batch(impl_->config, batch, kv_rows);
+}
+
+Status CudaModel::check_replay(std::span<const int32_t> ids, int64_t num_rows) const {
+  return model::check_replay(impl_->config, ids, num_rows);
+}
+
+Status CudaModel::check_weights() {
+  Impl& m = *impl_;
+  std::vector<NamedWeight> checked;
+  for (size_t layer = 0; layer < m.weights.layers.size(); ++layer) {
+    for (NamedWeight& named : linears_of(m.weights.layers[layer], static_cast<int64_t>(layer))) {
+      if (named.weight->format == WeightFormat::kMXFP8) checked.push_back(std::move(named));
+    }
+  }
+  if (checked.empty()) return absl::OkStatus();
+  std::vector<int32_t> flags(checked.size());
+  const size_t bytes = flags.size() * sizeof(int32_t);
+  ACCORD_RETURN_IF_ERROR(m.flags.ensure(m.device, bytes));
+  ACCORD_RETURN_IF_ERROR(m.stream.fill(m.flags.data(), 0, bytes));
+  for (size_t i = 0; i < checked.size(); ++i) {
+    const LinearWeight& w = *checked[i].weight;
+    cuda::check_mxfp8_range(static_cast<const uint8_t*>(w.data), w.scales, w.n, w.k,
+                            m.flags.as<int32_t>() + i, m.handle());
+  }
+  ACCORD_RETURN_IF_ERROR(m.stream.copy(flags.data(), m.flags.data(), bytes));
+  ACCORD_RETURN_IF_ERROR(m.stream.synchronize());
+  for (size_t i = 0; i < checked.size(); ++i) {
+    if (flags[i] == 0) continue;
+    return data_error("{}.weight: {}; it cannot be multiplied on CUDA", checked[i].name,
+                      (flags[i] & 2) != 0
+                          ? "an MXFP8 code is NaN"
+                          : "a block's scale lies outside 2^-117 .. 2^119, where BF16 cannot hold "
+                            "its values");
+  }
+  return absl::OkStatus();
+}
+
+void CudaModel::embed(MatrixView x_TH) {
+  Impl& m = *impl_;
+  cuda::embed_rows(m.weights.embedding, m.batch.tokens, m.batch.rows, x_TH, m.handle());
+}
+
+void CudaModel::layer_forward(int64_t layer, const KvLayer& kv, MatrixView x_TH, CudaRouting routing,
+                              CudaLayerTape* tape) {
+  if (impl_->batch.rows == 0) return;
+  run_layer(*impl_, layer, kv, x_TH, routing, tape == nullptr ? impl_->own_tape : *tape, tape != nullptr);
+}
+
+Status CudaModel::logits(MatrixView x_TH, const int32_t* rows, int64_t count, MatrixView logits_RV,
+                         MatrixView* normed_RH, float* inv_rms) {
+  Impl& m = *impl_;
+  if (count == 0) return absl::OkStatus();
+  const int64_t hidden = m.config.hidden_size;
+  const LinearWeight& head = m.weights.lm_head;
+  ACCORD_RETURN_IF_ERROR(m.head_rows.ensure_matrix(m.device, Dtype::kBF16, count, hidden));
+  ACCORD_RETURN_IF_ERROR(m.linears.reserve(count * hidden, count));
+  MatrixView normed;
+  if (normed_RH != nullptr) {
+    normed = *normed_RH;
+  } else {
+    ACCORD_RETURN_IF_ERROR(m.head_normed.ensure_matrix(m.device, Dtype::kBF16, count, hidden));
+    normed = m.head_normed.matrix(Dtype::kBF16, count, hidden);
+  }
+  const MatrixView gathered = m.head_rows.matrix(Dtype::kBF16, count, hidden);
+  cuda::gather_rows(x_TH, rows, gathered, m.handle());
+  const CudaOperand operand =
+      m.linears.norm_operand(gathered, m.weights.final_norm, static_cast<float>(m.config.rms_norm_eps),
+                             normed, inv_rms, head.activation_format(), normed_RH != nullptr);
+  m.linears.linear(operand, head, logits_RV);
+  return absl::OkStatus();
+}
+
+}  // namespace accord::model
