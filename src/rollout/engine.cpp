@@ -1,39 +1,19 @@
 #include "rollout/engine.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <new>
 #include <utility>
 
-#include "device/buffer.hpp"
 #include "rollout/page_pool.hpp"
 #include "rollout/policy.hpp"
 #include "rollout/request_check.hpp"
 #include "rollout/sampler.hpp"
 #include "rollout/scheduler.hpp"
+#include "rollout/stopwatch.hpp"
 
 namespace accord::rollout {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-// Logits are computed in pieces of about this size, so that a large vocabulary does not need a large buffer.
-constexpr int64_t kLogitsBytes = int64_t{64} << 20;
-constexpr int64_t kMinLogitsRows = 16;
-
-// Adds the time of its scope to a statistic.
-class Stopwatch {
- public:
-  explicit Stopwatch(double& seconds) : seconds_(seconds), start_(Clock::now()) {}
-  ~Stopwatch() { seconds_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
- private:
-  double& seconds_;
-  Clock::time_point start_;
-};
 
 Status check_options(const EngineOptions& options) {
   if (options.max_batch_rows < 1 || options.prefill_chunk < 1 || options.kv_cache_tokens < 1) {
@@ -51,20 +31,16 @@ Status check_options(const EngineOptions& options) {
 }  // namespace
 
 struct Engine::Impl {
-  Impl(std::unique_ptr<Policy> policy_in, const EngineOptions& options_in, ThreadPool& threads_in,
-       Detokenize detokenize_in)
+  Impl(std::unique_ptr<Policy> policy_in, const EngineOptions& options_in, Detokenize detokenize_in)
       : policy(std::move(policy_in)),
         options(options_in),
-        threads(threads_in),
         detokenize(std::move(detokenize_in)),
-        pages(static_cast<int32_t>((options.kv_cache_tokens + model::kPageSize - 1) / model::kPageSize)),
-        scratch(static_cast<size_t>(threads.num_threads())) {
-    policy->reserve(int64_t{pages.num_pages()} * model::kPageSize, options.max_batch_rows);
-    const int64_t row_bytes = policy->vocab_size() * size_of(Dtype::kF32);
-    logits_rows =
-        std::min(std::max(kLogitsBytes / row_bytes, kMinLogitsRows), int64_t{options.max_batch_rows});
-    logits.ensure(static_cast<size_t>(logits_rows * row_bytes));
+        pages(static_cast<int32_t>((options.kv_cache_tokens + model::kPageSize - 1) / model::kPageSize)) {
     reset_stats();
+  }
+
+  Status reserve() {
+    return policy->reserve(int64_t{pages.num_pages()} * model::kPageSize, options.max_batch_rows);
   }
 
   void reset_stats() {
@@ -77,25 +53,17 @@ struct Engine::Impl {
   Status run(std::vector<Sequence>& sequences, const Callbacks& callbacks, const std::stop_token& stop);
   void keep_routing(const Scheduler& scheduler, std::vector<Sequence>& sequences) const;
   Status draw_all(std::span<const Scheduler::Draw> draws, std::span<const Sequence> sequences);
-  Status draw_piece(std::span<const Scheduler::Draw> draws, std::span<const Sequence> sequences,
-                    MatrixView rows);
   bool append(const DrawnToken& drawn, Sequence& seq, const Callbacks& callbacks);
 
   std::unique_ptr<Policy> policy;
   EngineOptions options;
-  ThreadPool& threads;
   Detokenize detokenize;
   PagePool pages;
   uint64_t version = 0;
   EngineStats stats;
   // Reused between steps.
-  int64_t logits_rows = 0;
-  Buffer logits;
-  std::vector<int32_t> rows;       // batch rows of one piece of logits
-  std::vector<int32_t> draw_rows;  // per draw of the piece: its row in the piece
-  std::vector<StatusOr<DrawnToken>> drawn;
-  std::vector<DrawnToken> tokens;  // per draw of the step
-  std::vector<SamplerScratch> scratch;
+  std::vector<DrawTask> tasks;
+  std::vector<StatusOr<DrawnToken>> drawn;  // per draw of the step
   std::vector<int32_t> routing;
 };
 
@@ -119,6 +87,7 @@ std::vector<Sequence> Engine::Impl::make_sequences(std::span<const Request> requ
 
 Status Engine::Impl::run(std::vector<Sequence>& sequences, const Callbacks& callbacks,
                          const std::stop_token& stop) {
+  ACCORD_RETURN_IF_ERROR(policy->begin());
   Scheduler scheduler(
       sequences, pages, {.max_batch_rows = options.max_batch_rows, .prefill_chunk = options.prefill_chunk},
       [this](int32_t from, int32_t to, int32_t count) { policy->copy_rows(from, to, count); }, stats);
@@ -138,7 +107,7 @@ Status Engine::Impl::run(std::vector<Sequence>& sequences, const Callbacks& call
     const auto draws = scheduler.complete_batch();
     ACCORD_RETURN_IF_ERROR(draw_all(draws, sequences));
     for (size_t i = 0; i < draws.size(); ++i) {
-      if (append(tokens[i], sequences[static_cast<size_t>(draws[i].sequence)], callbacks)) {
+      if (append(*drawn[i], sequences[static_cast<size_t>(draws[i].sequence)], callbacks)) {
         scheduler.finish(draws[i].sequence);
       }
     }
@@ -158,49 +127,20 @@ void Engine::Impl::keep_routing(const Scheduler& scheduler, std::vector<Sequence
 
 // ---- drawing -----------------------------------------------------------------------------------
 
-// Fills `tokens`, one per draw. Draws of one row are neighbours, so each row's logits are computed once.
+// Fills `drawn` with one token per draw.
 Status Engine::Impl::draw_all(std::span<const Scheduler::Draw> draws, std::span<const Sequence> sequences) {
-  tokens.clear();
-  for (size_t begin = 0; begin < draws.size();) {
-    rows.clear();
-    draw_rows.clear();
-    size_t end = begin;
-    for (; end < draws.size(); ++end) {
-      if (rows.empty() || rows.back() != draws[end].row) {
-        if (static_cast<int64_t>(rows.size()) == logits_rows) {
-          break;
-        }
-        rows.push_back(draws[end].row);
-      }
-      draw_rows.push_back(static_cast<int32_t>(rows.size()) - 1);
-    }
-    const MatrixView logits_RV =
-        logits.matrix(Dtype::kF32, static_cast<int64_t>(rows.size()), policy->vocab_size());
-    {
-      const Stopwatch watch(stats.forward_seconds);
-      policy->logits(rows, logits_RV);
-    }
-    ACCORD_RETURN_IF_ERROR(draw_piece(draws.subspan(begin, end - begin), sequences, logits_RV));
-    begin = end;
+  tasks.clear();
+  for (const Scheduler::Draw& draw : draws) {
+    const Sequence& seq = sequences[static_cast<size_t>(draw.sequence)];
+    tasks.push_back({.row = draw.row,
+                     .sampling = &seq.request->sampling,
+                     .random = token_random(options.run_seed, seq.sample.key, seq.length())});
   }
-  return absl::OkStatus();
-}
-
-Status Engine::Impl::draw_piece(std::span<const Scheduler::Draw> draws, std::span<const Sequence> sequences,
-                                MatrixView logits_RV) {
-  const Stopwatch watch(stats.sample_seconds);
   drawn.assign(draws.size(), DrawnToken{});
-  const auto num_tasks = static_cast<int64_t>(scratch.size());
-  threads.parallel_for(num_tasks, [&](int64_t task) {
-    for (auto i = static_cast<size_t>(task); i < draws.size(); i += scratch.size()) {
-      const Sequence& seq = sequences[static_cast<size_t>(draws[i].sequence)];
-      const std::span<const float> row(logits_RV.row<float>(draw_rows[i]),
-                                       static_cast<size_t>(logits_RV.cols));
-      drawn[i] =
-          draw_token(row, seq.request->sampling, token_random(options.run_seed, seq.sample.key, seq.length()),
-                     scratch[static_cast<size_t>(task)]);
-    }
-  });
+  DrawSeconds seconds;
+  ACCORD_RETURN_IF_ERROR(policy->draw(tasks, drawn, seconds));
+  stats.forward_seconds += seconds.logits;
+  stats.sample_seconds += seconds.sampling;
   for (size_t i = 0; i < draws.size(); ++i) {
     if (!drawn[i].ok()) {
       const Sequence& seq = sequences[static_cast<size_t>(draws[i].sequence)];
@@ -209,7 +149,6 @@ Status Engine::Impl::draw_piece(std::span<const Scheduler::Draw> draws, std::spa
                       fmt::format("rollout: step {}, prompt {}, sample {}, position {}, weight version {}",
                                   key.step, key.prompt_id, key.sample_index, seq.length(), version));
     }
-    tokens.push_back(*drawn[i]);
   }
   return absl::OkStatus();
 }
@@ -250,16 +189,23 @@ Engine::~Engine() = default;
 
 StatusOr<std::unique_ptr<Engine>> Engine::create(model::Model& model, const EngineOptions& options,
                                                  ThreadPool& pool, Detokenize detokenize) {
-  return create(make_model_policy(model), options, pool, std::move(detokenize));
+  return create(make_model_policy(model, pool), options, std::move(detokenize));
+}
+
+StatusOr<std::unique_ptr<Engine>> Engine::create(model::CudaModel& model, const EngineOptions& options,
+                                                 Detokenize detokenize) {
+  ACCORD_ASSIGN_OR_RETURN(std::unique_ptr<Policy> policy, make_cuda_policy(model));
+  return create(std::move(policy), options, std::move(detokenize));
 }
 
 StatusOr<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<Policy> policy, const EngineOptions& options,
-                                                 ThreadPool& pool, Detokenize detokenize) {
+                                                 Detokenize detokenize) {
   ACCORD_RETURN_IF_ERROR(check_options(options));
   const int64_t cache_bytes = options.kv_cache_tokens * policy->cache_row_bytes();
   try {
-    return std::unique_ptr<Engine>(
-        new Engine(std::make_unique<Impl>(std::move(policy), options, pool, std::move(detokenize))));
+    auto impl = std::make_unique<Impl>(std::move(policy), options, std::move(detokenize));
+    ACCORD_RETURN_IF_ERROR(impl->reserve());
+    return std::unique_ptr<Engine>(new Engine(std::move(impl)));
   } catch (const std::bad_alloc&) {
     return unavailable_error(
         "rollout: no memory for a KV cache of {} tokens ({} bytes); lower kv_cache_tokens",

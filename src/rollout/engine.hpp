@@ -20,6 +20,10 @@
 #include "device/thread_pool.hpp"
 #include "model/forward.hpp"
 
+namespace accord::model {
+class CudaModel;
+}
+
 namespace accord::rollout {
 
 class Policy;
@@ -72,10 +76,12 @@ class Engine {
   // `model` and `pool` must outlive the engine. Errors: limits below 1, a cache that does not fit in memory.
   static StatusOr<std::unique_ptr<Engine>> create(model::Model& model, const EngineOptions& options,
                                                   ThreadPool& pool, Detokenize detokenize = {});
+  // On a device, whose memory the cache takes. Unavailable in builds without CUDA.
+  static StatusOr<std::unique_ptr<Engine>> create(model::CudaModel& model, const EngineOptions& options,
+                                                  Detokenize detokenize = {});
   // Over any policy (see policy.hpp).
   static StatusOr<std::unique_ptr<Engine>> create(std::unique_ptr<Policy> policy,
-                                                  const EngineOptions& options, ThreadPool& pool,
-                                                  Detokenize detokenize = {});
+                                                  const EngineOptions& options, Detokenize detokenize = {});
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -94,6 +100,7 @@ class Engine {
   uint64_t weight_version() const;
 
   // The memory of the KV cache, free for other use (a weight update's receive buffer) between generates.
+  // Empty where it is a device's.
   std::span<std::byte> cache_memory();
 
   const EngineStats& stats() const;  // since creation

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "device/buffer.hpp"
+#include "rollout/host_drawer.hpp"
 #include "rollout/policy.hpp"
 
 namespace accord::rollout {
@@ -9,7 +10,7 @@ namespace {
 
 class ModelPolicy final : public Policy {
  public:
-  explicit ModelPolicy(model::Model& model) : model_(model) {
+  ModelPolicy(model::Model& model, ThreadPool& pool) : model_(model), drawer_(pool) {
     const ModelConfig& config = model.config();
     widths_ = kv_widths(config);
     moe_slot_ = moe_slots(config);
@@ -23,7 +24,7 @@ class ModelPolicy final : public Policy {
     return kv_row_bytes(model_.config(), size_of(model_.compute_dtype()));
   }
 
-  void reserve(int64_t cache_rows, int64_t max_batch_rows) override {
+  Status reserve(int64_t cache_rows, int64_t max_batch_rows) override {
     const int64_t layer_bytes = cache_rows * (row_bytes(widths_.k) + row_bytes(widths_.v));
     cache_bytes_ = static_cast<size_t>(model_.config().num_layers * layer_bytes);
     cache_.ensure(cache_bytes_);
@@ -35,6 +36,8 @@ class ModelPolicy final : public Policy {
           model::kv_layer(model_.config(), dtype, cache_rows, k, k + cache_rows * row_bytes(widths_.k)));
     }
     x_.matrix(dtype, max_batch_rows, model_.config().hidden_size);
+    drawer_.reserve(vocab_size(), max_batch_rows);
+    return absl::OkStatus();
   }
 
   std::span<std::byte> cache_memory() override { return {cache_.as<std::byte>(), cache_bytes_}; }
@@ -71,8 +74,13 @@ class ModelPolicy final : public Policy {
     return absl::OkStatus();
   }
 
-  void logits(std::span<const int32_t> rows, MatrixView logits_RV) override {
-    model_.logits(x_TH_, rows, logits_RV);
+  Status draw(std::span<const DrawTask> tasks, std::span<StatusOr<DrawnToken>> drawn,
+              DrawSeconds& seconds) override {
+    const auto logits = [this](std::span<const int32_t> rows, MatrixView logits_RV) {
+      model_.logits(x_TH_, rows, logits_RV);
+    };
+    drawer_.draw(tasks, logits, drawn, seconds);
+    return absl::OkStatus();
   }
 
  private:
@@ -88,6 +96,7 @@ class ModelPolicy final : public Policy {
   }
 
   model::Model& model_;
+  HostDrawer drawer_;
   KvWidths widths_;
   std::vector<int64_t> moe_slot_;  // per layer: its place among the MoE layers, or -1
   Buffer cache_;
@@ -100,8 +109,8 @@ class ModelPolicy final : public Policy {
 
 }  // namespace
 
-std::unique_ptr<Policy> make_model_policy(model::Model& model) {
-  return std::make_unique<ModelPolicy>(model);
+std::unique_ptr<Policy> make_model_policy(model::Model& model, ThreadPool& pool) {
+  return std::make_unique<ModelPolicy>(model, pool);
 }
 
 }  // namespace accord::rollout

@@ -1,17 +1,37 @@
 #pragma once
-// What the engine asks of a model: a forward over a batch of cache-backed rows, and logits of some of them.
-// One implementation runs model::Model; tests bring their own.
+// What the engine asks of a model: a forward over a batch of cache-backed rows, and tokens drawn from the
+// logits of some of them. One implementation runs model::Model, one model::CudaModel; tests bring their own.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "base/flow.hpp"
 #include "base/status.hpp"
-#include "device/tensor_view.hpp"
+#include "device/thread_pool.hpp"
 #include "model/forward.hpp"
+#include "rollout/sampler.hpp"
+
+namespace accord::model {
+class CudaModel;
+}
 
 namespace accord::rollout {
+
+// A token to draw from the logits of one row of the last forward's batch. Tasks of one row (a prompt's
+// samples, whose first tokens come from its last row) are neighbours.
+struct DrawTask {
+  int32_t row = 0;
+  const SamplingParams* sampling = nullptr;
+  uint64_t random = 0;  // token_random
+};
+
+// Where the time of draw() went. On a device, what the forward still took counts as the logits'.
+struct DrawSeconds {
+  double logits = 0.0;
+  double sampling = 0.0;
+};
 
 class Policy {
  public:
@@ -23,18 +43,28 @@ class Policy {
   virtual int64_t num_experts() const = 0;
   virtual int64_t cache_row_bytes() const = 0;
 
-  // Called once, before anything else runs. May throw std::bad_alloc.
-  virtual void reserve(int64_t cache_rows, int64_t max_batch_rows) = 0;
+  // Called once, before anything else runs. May throw std::bad_alloc where the memory is the host's.
+  virtual Status reserve(int64_t cache_rows, int64_t max_batch_rows) = 0;
+  // The cache where it is memory of the host, free for other use between generates; else empty.
   virtual std::span<std::byte> cache_memory() = 0;
 
-  // Copies `count` cache rows of every layer.
+  // The calling thread makes the calls below from here on.
+  virtual Status begin() { return absl::OkStatus(); }
+  // Copies `count` cache rows of every layer. The ranges do not overlap.
   virtual void copy_rows(int32_t from, int32_t to, int32_t count) = 0;
   // Writes the batch's keys and values; fills `routing` [T, routing_width] when it is not null.
   virtual Status forward(const model::Batch& batch, std::vector<int32_t>* routing) = 0;
-  // logits_RV (fp32) of rows of the last forward's batch.
-  virtual void logits(std::span<const int32_t> rows, MatrixView logits_RV) = 0;
+  // drawn[i] is what draw_token gives for the logits of tasks[i].row. The status is about the call as a
+  // whole; a row whose logits cannot be drawn from is its own entry's error.
+  virtual Status draw(std::span<const DrawTask> tasks, std::span<StatusOr<DrawnToken>> drawn,
+                      DrawSeconds& seconds) = 0;
 };
 
-std::unique_ptr<Policy> make_model_policy(model::Model& model);
+// `model` and `pool` must outlive the policy.
+std::unique_ptr<Policy> make_model_policy(model::Model& model, ThreadPool& pool);
+
+// Keys, values and everything else on the model's device and stream; both must outlive the policy. Errors: a
+// build without CUDA; a vocabulary that the device's sampler does not take.
+StatusOr<std::unique_ptr<Policy>> make_cuda_policy(model::CudaModel& model);
 
 }  // namespace accord::rollout

@@ -40,7 +40,7 @@ bool all_finite(std::span<const float> logits) {
 
 Status not_finite(std::span<const float> logits) {
   const auto it = std::find_if(logits.begin(), logits.end(), [](float x) { return !std::isfinite(x); });
-  return internal_error("the logit of token {} is {}", it - logits.begin(), *it);
+  return logit_not_finite(it - logits.begin(), *it);
 }
 
 // Ascending with the logit; -0 and +0 are one value.
@@ -148,6 +148,14 @@ DrawnToken greedy(std::span<const float> logits) {
 
 }  // namespace
 
+Status logit_not_finite(int64_t token, float logit) {
+  return internal_error("the logit of token {} is {}", token, logit);
+}
+
+Status tempered_logits_overflow(float temperature) {
+  return internal_error("the logits divided by the temperature {} overflow", temperature);
+}
+
 StatusOr<DrawnToken> draw_token(std::span<const float> logits, const SamplingParams& params, uint64_t random,
                                 SamplerScratch& scratch) {
   if (!all_finite(logits)) {
@@ -160,7 +168,7 @@ StatusOr<DrawnToken> draw_token(std::span<const float> logits, const SamplingPar
   const auto size = static_cast<int64_t>(logits.size());
   const kernels::SoftmaxStats stats = kernels::softmax_stats(logits.data(), size, temperature);
   if (!std::isfinite(stats.max) || !std::isfinite(stats.sum)) {
-    return internal_error("the logits divided by the temperature {} overflow", temperature);
+    return tempered_logits_overflow(temperature);
   }
   scratch.weights.resize(logits.size());
   kernels::softmax_weights(logits.data(), size, temperature, stats, scratch.weights.data());

@@ -36,6 +36,10 @@ struct SamplerScratch {
 StatusOr<DrawnToken> draw_token(std::span<const float> logits, const SamplingParams& params, uint64_t random,
                                 SamplerScratch& scratch);
 
+// The errors of draw_token, for samplers that run elsewhere.
+Status logit_not_finite(int64_t token, float logit);
+Status tempered_logits_overflow(float temperature);
+
 // The random bits of the token at `position` (counted from the start of the prompt) of a sample.
 uint64_t token_random(uint64_t run_seed, const SampleKey& key, int32_t position);
 

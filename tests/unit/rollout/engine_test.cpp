@@ -51,9 +51,9 @@ std::vector<Request> mixed_requests() {
 struct TestEngine {
   explicit TestEngine(EngineOptions options, int threads = 1, Detokenize detokenize = {}) : pool(threads) {
     options.run_seed = kSeed;
-    auto owned = std::make_unique<FakePolicy>();
+    auto owned = std::make_unique<FakePolicy>(pool);
     policy = owned.get();
-    auto created = Engine::create(std::move(owned), options, pool, std::move(detokenize));
+    auto created = Engine::create(std::move(owned), options, std::move(detokenize));
     REQUIRE(created.ok());
     engine = std::move(*created);
   }
@@ -313,6 +313,17 @@ TEST_CASE("a logit that is not finite names the sample") {
   check_reference(generate(*test.engine, requests), requests);
 }
 
+TEST_CASE("a policy that fails to draw ends the call and frees the cache") {
+  TestEngine test({});
+  const auto requests = mixed_requests();
+  test.policy->draw_status = unavailable_error("the device is gone");
+  const auto failed = test.engine->generate(requests);
+  REQUIRE(!failed.ok());
+  CHECK(mentions(failed.status(), "the device is gone"));
+  test.policy->draw_status = absl::OkStatus();
+  check_reference(generate(*test.engine, requests), requests);
+}
+
 TEST_CASE("bad requests are refused before anything runs") {
   TestEngine test({.max_batch_rows = 8, .prefill_chunk = 8, .kv_cache_tokens = 64});
   const auto refused = [&](const std::function<void(Request&)>& spoil, const std::string& text) {
@@ -344,6 +355,6 @@ TEST_CASE("limits that cannot work are refused") {
   for (const EngineOptions& options :
        {EngineOptions{.max_batch_rows = 0}, EngineOptions{.prefill_chunk = 0},
         EngineOptions{.kv_cache_tokens = 0}, EngineOptions{.kv_cache_tokens = int64_t{1} << 31}}) {
-    CHECK(!Engine::create(std::make_unique<FakePolicy>(), options, pool).ok());
+    CHECK(!Engine::create(std::make_unique<FakePolicy>(pool), options).ok());
   }
 }

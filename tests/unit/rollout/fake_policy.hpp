@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "rollout/host_drawer.hpp"
 #include "rollout/policy.hpp"
 #include "rollout/sampler.hpp"
 
@@ -26,15 +27,19 @@ class FakePolicy : public Policy {
   static constexpr int64_t kMaxPositions = 600;
   static constexpr int64_t kRoutingWidth = 2;
 
+  explicit FakePolicy(ThreadPool& pool) : drawer_(pool) {}
+
   int64_t vocab_size() const override { return kVocab; }
   int64_t max_positions() const override { return kMaxPositions; }
   int64_t routing_width() const override { return kRoutingWidth; }
   int64_t num_experts() const override { return 256; }
   int64_t cache_row_bytes() const override { return sizeof(uint64_t); }
 
-  void reserve(int64_t cache_rows, int64_t max_batch_rows) override {
+  Status reserve(int64_t cache_rows, int64_t max_batch_rows) override {
     cache_.assign(static_cast<size_t>(cache_rows), 0xdeadbeefull);
     max_rows_ = max_batch_rows;
+    drawer_.reserve(kVocab, max_batch_rows);
+    return absl::OkStatus();
   }
   std::span<std::byte> cache_memory() override { return std::as_writable_bytes(std::span(cache_)); }
   void copy_rows(int32_t from, int32_t to, int32_t count) override {
@@ -77,21 +82,28 @@ class FakePolicy : public Policy {
     return absl::OkStatus();
   }
 
-  void logits(std::span<const int32_t> rows, MatrixView logits_RV) override {
-    for (size_t r = 0; r < rows.size(); ++r) {
-      const uint64_t state = states_.at(static_cast<size_t>(rows[r]));
-      for (int64_t id = 0; id < kVocab; ++id) {
-        logits_RV.row<float>(static_cast<int64_t>(r))[id] = logit_of(state, id) + spoil;
+  Status draw(std::span<const DrawTask> tasks, std::span<StatusOr<DrawnToken>> drawn,
+              DrawSeconds& seconds) override {
+    const auto logits = [this](std::span<const int32_t> rows, MatrixView logits_RV) {
+      for (size_t r = 0; r < rows.size(); ++r) {
+        const uint64_t state = states_.at(static_cast<size_t>(rows[r]));
+        for (int64_t id = 0; id < kVocab; ++id) {
+          logits_RV.row<float>(static_cast<int64_t>(r))[id] = logit_of(state, id) + spoil;
+        }
       }
-    }
-    rows_with_logits += rows.size();
+      rows_with_logits += rows.size();
+    };
+    drawer_.draw(tasks, logits, drawn, seconds);
+    return draw_status;
   }
 
   int64_t largest_batch = 0;
   uint64_t rows_with_logits = 0;
   float spoil = 0.0F;  // added to every logit
+  Status draw_status;  // what draw() returns
 
  private:
+  HostDrawer drawer_;
   uint64_t& at(int32_t row) { return cache_.at(static_cast<size_t>(row)); }
   static int32_t cache_row_of(const model::Segment& segment, int32_t position) {
     return segment.pages[position / model::kPageSize] + position % model::kPageSize;
