@@ -1,6 +1,7 @@
 #pragma once
 // adamw.hpp on CUDA, in stream order, and what an optimizer step asks of its gradients. All pointers are the
-// device's. The update is fused with the start of the weights' export (docs/contract.md, section 3).
+// device's, any alignment. The update is fused with the start of the weights' export (docs/contract.md,
+// section 3). Gradients are read alone.
 #include <cstdint>
 
 #include "base/dtype.hpp"
@@ -11,7 +12,7 @@
 namespace accord::kernels::cuda {
 
 // Plain, over `count` elements.
-void adamw(float* master, float* gradient, float* exp_avg, float* exp_avg_sq, int64_t count,
+void adamw(float* master, const float* gradient, float* exp_avg, float* exp_avg_sq, int64_t count,
            const AdamwFactors& factors, StreamHandle stream);
 
 // The export of one tensor [rows, cols] in the pass that updates it.
@@ -27,7 +28,7 @@ struct AdamwExport {
   // and more: not finite.
   uint32_t* amax_bits = nullptr;
 };
-void adamw_export(float* master, float* gradient, float* exp_avg, float* exp_avg_sq,
+void adamw_export(float* master, const float* gradient, float* exp_avg, float* exp_avg_sq,
                   const AdamwExport& exported, const AdamwFactors& factors, StreamHandle stream);
 
 // *result = sum of squares in double, over fixed blocks in order (scratch: squares_scratch(count) doubles).

@@ -5,6 +5,8 @@
 #include <numbers>
 #include <vector>
 
+#include "kernels/adamw/adamw_element.hpp"
+
 namespace accord::trainer {
 
 namespace {
@@ -35,21 +37,11 @@ void for_blocks(int64_t total, ThreadPool& pool, const std::function<void(int64_
   });
 }
 
-struct AdamFactors {
-  float decay, beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, inv_sqrt_correction2, eps;
-};
-
 void update_block(float* master, const float* gradient, float* exp_avg, float* exp_avg_sq, int64_t count,
-                  const AdamFactors& f, bool move) {
+                  const kernels::AdamwFactors& factors) {
+  const kernels::AdamwFactors f = factors;  // no store below can change it
   for (int64_t i = 0; i < count; ++i) {
-    const float g = gradient[i];
-    const float m = f.beta1 * exp_avg[i] + f.one_minus_beta1 * g;
-    const float v = f.beta2 * exp_avg_sq[i] + f.one_minus_beta2 * (g * g);
-    exp_avg[i] = m;
-    exp_avg_sq[i] = v;
-    const float moved =
-        master[i] * f.decay - f.step_size * (m / (std::sqrt(v) * f.inv_sqrt_correction2 + f.eps));
-    master[i] = move ? moved : master[i];
+    kernels::adamw_element(master[i], gradient[i], exp_avg[i], exp_avg_sq[i], f);
   }
 }
 
@@ -91,9 +83,14 @@ int64_t first_non_finite_gradient(const Parameters& parameters) {
   return -1;
 }
 
+float clip_scale(double norm, double clip) {
+  if (clip <= 0.0 || norm + kClipEpsilon <= clip) return 1.0F;
+  return static_cast<float>(clip / (norm + kClipEpsilon));
+}
+
 void clip_gradients(const Parameters& parameters, double norm, double clip, ThreadPool& pool) {
-  if (clip <= 0.0 || norm + kClipEpsilon <= clip) return;
-  const float scale = static_cast<float>(clip / (norm + kClipEpsilon));
+  const float scale = clip_scale(norm, clip);
+  if (scale == 1.0F) return;
   const std::span<float> owned = parameters.owned_gradients();
   float* all = owned.data();
   for_blocks(static_cast<int64_t>(owned.size()), pool, [&](int64_t, int64_t begin, int64_t count) {
@@ -101,18 +98,26 @@ void clip_gradients(const Parameters& parameters, double norm, double clip, Thre
   });
 }
 
-void adamw_update(const Parameters& parameters, const recipe::OptimizerPart& optimizer, double lr,
-                  int64_t steps, ThreadPool& pool) {
+kernels::AdamwFactors adamw_factors(const recipe::OptimizerPart& optimizer, double lr, int64_t steps,
+                                    bool decays) {
   const double n = static_cast<double>(steps);
-  AdamFactors factors{};
+  kernels::AdamwFactors factors;
+  factors.decay = decays ? static_cast<float>(1.0 - lr * optimizer.weight_decay) : 1.0F;
   factors.beta1 = static_cast<float>(optimizer.beta1);
   factors.one_minus_beta1 = static_cast<float>(1.0 - optimizer.beta1);
   factors.beta2 = static_cast<float>(optimizer.beta2);
   factors.one_minus_beta2 = static_cast<float>(1.0 - optimizer.beta2);
-  factors.step_size = static_cast<float>(lr / (1.0 - std::pow(optimizer.beta1, n)));
+  factors.step = static_cast<float>(lr / (1.0 - std::pow(optimizer.beta1, n)));
   factors.inv_sqrt_correction2 = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(optimizer.beta2, n)));
   factors.eps = static_cast<float>(optimizer.eps);
+  factors.move = lr != 0.0;
+  return factors;
+}
 
+void adamw_update(const Parameters& parameters, const recipe::OptimizerPart& optimizer, double lr,
+                  int64_t steps, ThreadPool& pool) {
+  const kernels::AdamwFactors decayed = adamw_factors(optimizer, lr, steps, true);
+  const kernels::AdamwFactors not_decayed = adamw_factors(optimizer, lr, steps, false);
   struct Task {
     int64_t tensor, begin, count;
   };
@@ -124,12 +129,11 @@ void adamw_update(const Parameters& parameters, const recipe::OptimizerPart& opt
   }
   pool.parallel_for(static_cast<int64_t>(tasks.size()), [&](int64_t t) {
     const Task& task = tasks[static_cast<size_t>(t)];
-    AdamFactors f = factors;
-    f.decay = parameters.decays(task.tensor) ? static_cast<float>(1.0 - lr * optimizer.weight_decay) : 1.0F;
     update_block(parameters.master(task.tensor).data() + task.begin,
                  parameters.gradient(task.tensor).data() + task.begin,
                  parameters.exp_avg(task.tensor).data() + task.begin,
-                 parameters.exp_avg_sq(task.tensor).data() + task.begin, task.count, f, lr != 0.0);
+                 parameters.exp_avg_sq(task.tensor).data() + task.begin, task.count,
+                 parameters.decays(task.tensor) ? decayed : not_decayed);
   });
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/status.hpp"
 #include "device/thread_pool.hpp"
+#include "kernels/adamw/adamw.hpp"
 #include "recipe/recipe.hpp"
 #include "trainer/parameters.hpp"
 
@@ -22,8 +23,15 @@ double gradient_squares(const Parameters& parameters, ThreadPool& pool);
 // Index of the first owned parameter with a non-finite gradient; -1: none.
 int64_t first_non_finite_gradient(const Parameters& parameters);
 
-// Scales the owned gradients by clip / (norm + 1e-6) where norm exceeds clip; clip 0 never does.
+// What gradients are multiplied by: clip / (norm + 1e-6) where norm + 1e-6 exceeds clip, else 1; clip 0: 1.
+float clip_scale(double norm, double clip);
+
+// Scales the owned gradients so.
 void clip_gradients(const Parameters& parameters, double norm, double clip, ThreadPool& pool);
+
+// The factors of update number `steps` (from 1) for a tensor that weight decay applies to, or not; no scale.
+kernels::AdamwFactors adamw_factors(const recipe::OptimizerPart& optimizer, double lr, int64_t steps,
+                                    bool decays);
 
 // One update of what this rank owns; `steps` is the number of updates including this one (bias correction).
 //   master *= 1 - lr * decay;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
