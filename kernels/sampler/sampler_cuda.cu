@@ -18,7 +18,7 @@ constexpr int kWarps = kThreads / kWarp;
 constexpr int kRadixSize = 2048;
 constexpr int kParts = 3;
 constexpr int kPartBits = 14;
-constexpr int64_t kMaxVocab = int64_t{1} << 18;  // times 2^14 - 1 is below 2^32
+static_assert(kMaxDrawVocab * ((int64_t{1} << kPartBits) - 1) < int64_t{1} << 32);
 constexpr int kBinsPerThread = kRadixSize / kThreads;
 constexpr int kNoId = 0x7fffffff;
 constexpr int kGroups = 96;
@@ -389,8 +389,8 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const float* logits, int
 }  // namespace
 
 void draw_tokens(MatrixView logits, const DrawRequest* requests, DrawResult* results, StreamHandle stream) {
-  require(logits.dtype == Dtype::kF32 && logits.cols > 0 && logits.cols <= kMaxVocab,
-          "logits.dtype == Dtype::kF32 && logits.cols > 0 && logits.cols <= kMaxVocab");
+  require(logits.dtype == Dtype::kF32 && logits.cols > 0 && logits.cols <= kMaxDrawVocab,
+          "logits.dtype == Dtype::kF32 && logits.cols > 0 && logits.cols <= kMaxDrawVocab");
   if (logits.rows == 0) {
     return;
   }

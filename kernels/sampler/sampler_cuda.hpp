@@ -24,7 +24,9 @@ struct DrawResult {
   int32_t overflow = 0;    // 1: the logits divided by the temperature overflow. Nothing was drawn then
 };
 
-// logits [rows, vocab] fp32, vocab at most 2^18.
+inline constexpr int64_t kMaxDrawVocab = int64_t{1} << 18;
+
+// logits [rows, vocab] fp32, vocab at most kMaxDrawVocab.
 void draw_tokens(MatrixView logits, const DrawRequest* requests, DrawResult* results, StreamHandle stream);
 
 }  // namespace accord::kernels::cuda

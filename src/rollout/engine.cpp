@@ -87,7 +87,6 @@ std::vector<Sequence> Engine::Impl::make_sequences(std::span<const Request> requ
 
 Status Engine::Impl::run(std::vector<Sequence>& sequences, const Callbacks& callbacks,
                          const std::stop_token& stop) {
-  ACCORD_RETURN_IF_ERROR(policy->begin());
   Scheduler scheduler(
       sequences, pages, {.max_batch_rows = options.max_batch_rows, .prefill_chunk = options.prefill_chunk},
       [this](int32_t from, int32_t to, int32_t count) { policy->copy_rows(from, to, count); }, stats);
@@ -225,7 +224,12 @@ StatusOr<std::vector<Sample>> Engine::generate(std::span<const Request> requests
   }
   const Stopwatch watch(impl.stats.total_seconds);
   std::vector<Sequence> sequences = impl.make_sequences(requests);
-  const Status status = impl.run(sequences, callbacks, stop);
+  ACCORD_RETURN_IF_ERROR(impl.policy->begin());
+  Status status = impl.run(sequences, callbacks, stop);
+  const Status ended = impl.policy->end();
+  if (status.ok()) {
+    status = ended;
+  }
   impl.stats.peak_cache_rows = int64_t{impl.pages.peak_used()} * model::kPageSize;
   ACCORD_RETURN_IF_ERROR(status);
   std::vector<Sample> samples;

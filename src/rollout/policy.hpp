@@ -48,8 +48,10 @@ class Policy {
   // The cache where it is memory of the host, free for other use between generates; else empty.
   virtual std::span<std::byte> cache_memory() = 0;
 
-  // The calling thread makes the calls below from here on.
+  // Around the calls below, which come from the thread that calls begin(). After end(), which follows an
+  // error too, nothing of theirs runs any more: weights may change.
   virtual Status begin() { return absl::OkStatus(); }
+  virtual Status end() { return absl::OkStatus(); }
   // Copies `count` cache rows of every layer. The ranges do not overlap.
   virtual void copy_rows(int32_t from, int32_t to, int32_t count) = 0;
   // Writes the batch's keys and values; fills `routing` [T, routing_width] when it is not null.
