@@ -256,12 +256,16 @@ void launch(const AttentionBackwardArgs& args, int width, int depth, StreamHandl
 
 void attention_backward(const AttentionBackwardArgs& args, StreamHandle stream) {
   const AttentionDims& d = args.dims;
-  require(d.head_dim % kTile == 0 && d.v_head_dim % kTile == 0 && args.num_tiles <= 65535,
-          "d.head_dim % kTile == 0 && d.v_head_dim % kTile == 0 && args.num_tiles <= 65535");
+  const bool small = d.head_dim < kTile && attention_takes(d);
+  require((small || (d.head_dim % kTile == 0 && d.v_head_dim % kTile == 0)) && args.num_tiles <= 65535,
+          "(small || (d.head_dim % kTile == 0 && d.v_head_dim % kTile == 0)) && args.num_tiles <= 65535");
   if (args.num_tiles == 0) return;
   const int64_t work = args.num_rows * d.num_heads;
   delta_kernel<<<static_cast<unsigned>(gpu::ceil_div(work, kThreads / 32)), kThreads, 0, stream>>>(args);
   check_launch("attention_backward delta");
+  if (small && d.head_dim == 16) return launch_backward_tiles<16, 16>(args, stream);
+  if (small && d.head_dim == 32) return launch_backward_tiles<32, 32>(args, stream);
+  if (small) return launch_backward_tiles<48, 32>(args, stream);
   if (d.head_dim == 64 && d.v_head_dim == 64) return launch_backward_tiles<64, 64>(args, stream);
   if (d.head_dim == 128 && d.v_head_dim == 128) return launch_backward_tiles<128, 128>(args, stream);
   launch<Part::kQuery>(args, d.head_dim, d.num_heads, stream);

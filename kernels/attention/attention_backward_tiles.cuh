@@ -1,5 +1,5 @@
 #pragma once
-// Backward of causal attention for head sizes whose tiles stay in shared memory and registers (64, 128): the
+// Backward of causal attention for head sizes whose tiles stay in shared memory and registers (to 128): the
 // sums of attention_backward_cuda.cu, in the same order, with s and dp computed once for dk and dv.
 //   keys      tile of 64 keys, one kv head: over its heads and query tiles, dv += p^T do, dk += ds^T q
 //   queries   tile of 64 queries, one head: over key tiles, dq += ds k

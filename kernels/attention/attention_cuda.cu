@@ -5,31 +5,28 @@
 // of 64 keys:
 //   scores   warp w: all queries x keys 16w .. 16w+15                       -> shared memory, fp32, masked
 //   softmax  eight threads per query: maximum, p, sum; rescaling factor      -> p as bf16
-//   values   warp w: all queries x columns [w V/4, (w+1) V/4), in registers
-// while further blocks arrive. With many rows (attention_rows_kernel) a warp keeps 16 queries to itself
+//   values   warp w: all queries x columns [w V/4, (w+1) V/4), in registers; V < 64: warps of 16 columns
+// while further blocks arrive. With many rows (attention_rows_cuda.cu) a warp keeps 16 queries to itself
 // instead.
-#include "kernels/attention/attention_cuda.hpp"
-#include "kernels/cuda/launch.cuh"
-#include "kernels/gemm/mma.cuh"
-#include "kernels/math/exp_log.hpp"
+#include <algorithm>
+#include <iterator>
+
+#include "kernels/attention/attention_block.cuh"
 
 namespace accord::kernels::cuda {
+namespace attention {
 namespace {
 
-constexpr int kThreads = 128;
-constexpr int kWarps = 4;
-constexpr int kBlock = 64;   // keys
-constexpr int kSplit = 512;  // keys
-constexpr int kPage = 16;
 constexpr int kScoreStride = 72;                // floats: rows of a quad's reads hit distinct banks
 constexpr int kWeightStride = kBlock * 2 + 16;  // bytes
-constexpr float kMinusInfinity = -__builtin_inff();
-constexpr float kKeep = -1.0F;  // merge factor of a query that sees nothing of the split
+constexpr float kKeep = -1.0F;                  // merge factor of a query that sees nothing of the split
 
 template <int D, int V>
 struct Layout {
   static constexpr bool kSharedValues = D == 576;
   static constexpr int kQueries = 16;
+  static constexpr int kWarpColumns = V < 16 * kWarps ? 16 : V / kWarps;  // of the values
+  static constexpr int kValueWarps = V / kWarpColumns;
   // Blocks in shared memory: one, of which keys are replaced after the scores and values after their use; or
   // two.
   static constexpr int kStages = kSharedValues ? 2 : 1;
@@ -44,69 +41,10 @@ struct Layout {
   static constexpr int kBytes = kStats + kQueries * 7 * 4;
 };
 
-// The cache rows of a block of 64 keys: its four pages, read before the copies that need them.
-struct BlockPages {
-  int32_t first_row[kBlock / kPage];
-  __device__ void read(const int32_t* pages, int key0, int context) {
-    const int last = (context - 1) / kPage;
-#pragma unroll
-    for (int i = 0; i < kBlock / kPage; ++i) first_row[i] = pages[min(key0 / kPage + i, last)];
-  }
-  __device__ int64_t row(int r) const {
-    const int32_t low = r & kPage ? first_row[1] : first_row[0];
-    const int32_t high = r & kPage ? first_row[3] : first_row[2];
-    return (r & (2 * kPage) ? high : low) + r % kPage;
-  }
-};
-
-// WIDTH columns (of `kv_head`) of a block's rows; zeros from `valid_rows` on.
-template <int WIDTH>
-__device__ inline void copy_block(const BF16* data, int64_t stride, const BlockPages& pages, int kv_head,
-                                  int valid_rows, uint32_t to, int to_stride, int tid) {
-  constexpr int kChunks = WIDTH / 8;
-#pragma unroll 4
-  for (int i = 0; i < kBlock * kChunks / kThreads; ++i) {
-    const int index = i * kThreads + tid;
-    const int r = index / kChunks;
-    const int c = index % kChunks * 8;
-    const bool valid = r < valid_rows;
-    const int64_t row = pages.row(valid ? r : 0);
-    copy_async<16>(to + r * to_stride + c * 2,
-                   data + row * stride + static_cast<int64_t>(kv_head) * WIDTH + c, valid);
-  }
-}
-
-// One block of one query: x, scores that lie with a quad's lanes (N = 16: all of a lane's; N = 8: those of
-// the first or last 32 columns, with the other half four lanes on), becomes p. `max`: of this lane's scores,
-// becomes the running maximum; `factor` rescales what was summed under the maximum `old`. Returns the block's
-// sum of p.
-template <int N>
-__device__ inline float weigh(float (&x)[N], float& max, float old, float& factor) {
-  if constexpr (N == 8) max = fmaxf(max, __shfl_xor_sync(gpu::kFullMask, max, 4));
-  max = fmaxf(max, __shfl_xor_sync(gpu::kFullMask, max, 1));
-  max = fmaxf(max, __shfl_xor_sync(gpu::kFullMask, max, 2));
-  max = fmaxf(old, max);
-  factor = 1.0F;
-  if (max == kMinusInfinity) {  // nothing seen so far, or NaN alone
-#pragma unroll
-    for (int i = 0; i < N; ++i) x[i] = x[i] != x[i] ? x[i] : 0.0F;
-  } else {
-    factor = exp_scalar(old - max);
-#pragma unroll
-    for (int i = 0; i < N; ++i) x[i] = exp_scalar(x[i] - max);
-  }
-  float half[2] = {};
-#pragma unroll
-  for (int i = 0; i < N; ++i) half[i / 8] = half[i / 8] + x[i];
-  float sum = N == 8 ? half[0] + __shfl_xor_sync(gpu::kFullMask, half[0], 4) : half[0] + half[1];
-  sum = sum + __shfl_xor_sync(gpu::kFullMask, sum, 1);
-  return sum + __shfl_xor_sync(gpu::kFullMask, sum, 2);
-}
-
 template <int D, int V>
 __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForward p, int heads_per_tile) {
   using L = Layout<D, V>;
-  constexpr int kColumns = V / kWarps / 8;  // 8-column tiles of a warp
+  constexpr int kColumns = L::kWarpColumns / 8;  // 8-column tiles of a warp
   static_assert(kColumns % 2 == 0 && D % 16 == 0);
   extern __shared__ __align__(128) unsigned char shared[];
   auto* scores = reinterpret_cast<float*>(shared + L::kScores);
@@ -186,8 +124,9 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
   const uint32_t k_lane = base + L::kK + (warp * 16 + lane % 8 + high) * L::kKeyStride + lane / 8 % 2 * 16;
   const uint32_t w_lane = base + L::kWeights + low * kWeightStride + high * 2;
   const uint32_t v_lane =
-      base + L::kK + L::kValueOffset + low * L::kValueStride + (warp * (V / kWarps) + high) * 2;
+      base + L::kK + L::kValueOffset + low * L::kValueStride + (warp * L::kWarpColumns + high) * 2;
 
+  const bool has_values = L::kValueWarps == kWarps || warp < L::kValueWarps;
   const int position[2] = {position_of(group), position_of(group + 8)};
   load_keys(first_key);
   load_values(first_key);
@@ -254,25 +193,27 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
     if constexpr (!L::kSharedValues) copy_wait<1>();
     __syncthreads();
 
-    const float top = rescale[group];
-    const float bottom = rescale[group + 8];
+    if (has_values) {
+      const float top = rescale[group];
+      const float bottom = rescale[group + 8];
 #pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
-      acc[j][0] = acc[j][0] * top;
-      acc[j][1] = acc[j][1] * top;
-      acc[j][2] = acc[j][2] * bottom;
-      acc[j][3] = acc[j][3] * bottom;
-    }
+      for (int j = 0; j < kColumns; ++j) {
+        acc[j][0] = acc[j][0] * top;
+        acc[j][1] = acc[j][1] * top;
+        acc[j][2] = acc[j][2] * bottom;
+        acc[j][3] = acc[j][3] * bottom;
+      }
 #pragma unroll
-    for (int kk = 0; kk < kBlock / 16; ++kk) {
-      uint32_t a[4];
-      load_matrices(a, w_lane + kk * 32);
+      for (int kk = 0; kk < kBlock / 16; ++kk) {
+        uint32_t a[4];
+        load_matrices(a, w_lane + kk * 32);
 #pragma unroll
-      for (int j = 0; j < kColumns; j += 2) {
-        uint32_t b[4];
-        load_matrices_transposed(b, v_lane + stage + kk * 16 * L::kValueStride + j * 16);
-        mma_16816(acc[j], a, b[0], b[1]);
-        mma_16816(acc[j + 1], a, b[2], b[3]);
+        for (int j = 0; j < kColumns; j += 2) {
+          uint32_t b[4];
+          load_matrices_transposed(b, v_lane + stage + kk * 16 * L::kValueStride + j * 16);
+          mma_16816(acc[j], a, b[0], b[1]);
+          mma_16816(acc[j + 1], a, b[2], b[3]);
+        }
       }
     }
 
@@ -317,10 +258,10 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int query = half * 8 + group;
-    if (position_of(query) < first_key) continue;
+    if (!has_values || position_of(query) < first_key) continue;
     const int head = head_of(query);
     const int64_t row = row_of(query);
-    const int column0 = warp * (V / kWarps) + quad * 2;
+    const int column0 = warp * L::kWarpColumns + quad * 2;
     if (partial) {
       const int64_t at = (row * p.dims.num_heads + head) * p.max_splits + blockIdx.z;
       auto* stats = static_cast<float2*>(p.partials);
@@ -345,190 +286,14 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
   }
 }
 
-// The same for many rows: a warp owns 16 query vectors from scores to results, all in registers. Where a
-// sum's order is not the tensor core's it is attention_kernel's: quad lane t holds columns 8i + 2t, 8i + 2t +
-// 1 of a block.
-template <int D, int V>
-struct RowsLayout {
-  static constexpr int kKeyStride = D * 2 + 16;
-  static constexpr int kValueStride = V * 2 + 16;
-  static constexpr int kK = 0;
-  static constexpr int kV = kK + kBlock * kKeyStride;
-  static constexpr int kStage = kV + kBlock * kValueStride;
-  static constexpr int kBytes = 2 * kStage;
-  static_assert(16 * kWarps * kKeyStride <= kStage, "the queries pass through the second stage");
-};
-
-template <int D, int V>
-__global__ void __launch_bounds__(kThreads)
-    attention_rows_kernel(const AttentionForward p, int heads_per_tile) {
-  using L = RowsLayout<D, V>;
-  extern __shared__ __align__(128) unsigned char shared[];
-  const uint32_t base = shared_address(shared);
-  const int tid = threadIdx.x;
-  const int lane = tid % 32;
-  const int warp = tid / 32;
-  const int group = lane / 4;
-  const int quad = lane % 4;
-  const AttentionTile tile = p.tiles[blockIdx.y];
-  const int heads_per_kv = p.dims.num_heads / p.dims.num_kv_heads;
-  const int head_tiles = (heads_per_kv + heads_per_tile - 1) / heads_per_tile;
-  const int kv_head = blockIdx.x / head_tiles;
-  const int head0 = blockIdx.x % head_tiles * heads_per_tile;
-  const int heads = min(heads_per_tile, heads_per_kv - head0);
-  const int context = tile.first_position + tile.num_rows;
-  const auto position_of = [&](int i) {
-    const int row = i / heads_per_tile;
-    return row < tile.num_rows && i % heads_per_tile < heads ? tile.first_position + row : -1;
-  };
-  const auto head_of = [&](int i) { return kv_head * heads_per_kv + head0 + i % heads_per_tile; };
-  const auto row_of = [&](int i) { return static_cast<int64_t>(tile.row_begin + i / heads_per_tile); };
-
-  const int32_t* const table = p.pages + tile.page_begin;
-  const auto load_block = [&](int stage, int key0) {
-    BlockPages pages;
-    pages.read(table, key0, context);
-    const uint32_t to = base + stage * L::kStage;
-    copy_block<D>(p.k, p.k_stride, pages, kv_head, context - key0, to + L::kK, L::kKeyStride, tid);
-    copy_block<V>(p.v, p.v_stride, pages, kv_head, context - key0, to + L::kV, L::kValueStride, tid);
-  };
-  static_assert(V <= D);
-
-  for (int i = tid; i < 16 * kWarps * (D / 8); i += kThreads) {
-    const int r = i / (D / 8);
-    const int c = i % (D / 8) * 8;
-    const bool valid = position_of(r) >= 0;
-    const BF16* from = valid ? p.q + row_of(r) * p.q_stride + static_cast<int64_t>(head_of(r)) * D + c : p.q;
-    copy_async<16>(base + L::kStage + r * L::kKeyStride + c * 2, from, valid);
-  }
-  copy_commit();
-  load_block(0, 0);
-  copy_commit();
-  copy_wait<1>();
-  __syncthreads();
-  const int low = lane % 8 + lane / 8 % 2 * 8;
-  const int high = lane / 16 * 8;
-  uint32_t q[D / 16][4];
-#pragma unroll
-  for (int d = 0; d < D / 16; ++d) {
-    load_matrices(q[d], base + L::kStage + (warp * 16 + low) * L::kKeyStride + high * 2 + d * 32);
-  }
-  const uint32_t k_lane = base + L::kK + (lane % 8 + high) * L::kKeyStride + lane / 8 % 2 * 16;
-  const uint32_t v_lane = base + L::kV + low * L::kValueStride + high * 2;
-  const int position[2] = {position_of(warp * 16 + group), position_of(warp * 16 + group + 8)};
-
-  float acc[V / 8][4] = {};
-  float merged[V / 8][4] = {};
-  float split_max[2] = {kMinusInfinity, kMinusInfinity};
-  float split_sum[2] = {};
-  float merged_max[2] = {kMinusInfinity, kMinusInfinity};
-  float merged_sum[2] = {};
-  const int blocks = (context + kBlock - 1) / kBlock;
-  for (int block = 0; block < blocks; ++block) {
-    const int key0 = block * kBlock;
-    __syncthreads();  // the other stage is no longer read
-    if (block + 1 < blocks) load_block((block + 1) % 2, key0 + kBlock);
-    copy_commit();
-    copy_wait<1>();
-    __syncthreads();
-    const uint32_t stage = block % 2 * L::kStage;
-
-    float s[8][4] = {};
-#pragma unroll
-    for (int d = 0; d < D / 16; ++d) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        uint32_t b[4];
-        load_matrices(b, k_lane + stage + j * 16 * L::kKeyStride + d * 32);
-        mma_16816(s[2 * j], q[d], b[0], b[1]);
-        mma_16816(s[2 * j + 1], q[d], b[2], b[3]);
-      }
-    }
-    uint32_t weights[4][4];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float x[16];
-      float max = kMinusInfinity;
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int key = key0 + i / 2 * 8 + quad * 2 + i % 2;
-        x[i] = key <= position[half] ? s[i / 2][half * 2 + i % 2] * p.dims.scale : kMinusInfinity;
-        max = fmaxf(max, x[i]);
-      }
-      float factor;
-      const float sum = weigh(x, max, split_max[half], factor);
-      split_max[half] = max;
-      split_sum[half] = fmaf(split_sum[half], factor, sum);
-#pragma unroll
-      for (int j = 0; j < V / 8; ++j) {
-        acc[j][half * 2] = acc[j][half * 2] * factor;
-        acc[j][half * 2 + 1] = acc[j][half * 2 + 1] * factor;
-      }
-#pragma unroll
-      for (int i = 0; i < 8; ++i) weights[i / 2][i % 2 * 2 + half] = bf16_pair(x[2 * i], x[2 * i + 1]);
-    }
-#pragma unroll
-    for (int kk = 0; kk < kBlock / 16; ++kk) {
-#pragma unroll
-      for (int j = 0; j < V / 8; j += 2) {
-        uint32_t b[4];
-        load_matrices_transposed(b, v_lane + stage + kk * 16 * L::kValueStride + j * 16);
-        mma_16816(acc[j], weights[kk], b[0], b[1]);
-        mma_16816(acc[j + 1], weights[kk], b[2], b[3]);
-      }
-    }
-
-    if ((key0 + kBlock) % kSplit != 0 && block + 1 != blocks) continue;
-    const int split = key0 / kSplit * kSplit;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (position[half] >= split) {
-        const float max = fmaxf(merged_max[half], split_max[half]);
-        const float a = exp_scalar(merged_max[half] - max);
-        const float b = exp_scalar(split_max[half] - max);
-        merged_sum[half] = fmaf(split_sum[half], b, merged_sum[half] * a);
-        merged_max[half] = max;
-#pragma unroll
-        for (int j = 0; j < V / 8; ++j) {
-#pragma unroll
-          for (int e = half * 2; e < half * 2 + 2; ++e) merged[j][e] = fmaf(acc[j][e], b, merged[j][e] * a);
-        }
-      }
-      split_max[half] = kMinusInfinity;
-      split_sum[half] = 0.0F;
-#pragma unroll
-      for (int j = 0; j < V / 8; ++j) {
-        acc[j][half * 2] = 0.0F;
-        acc[j][half * 2 + 1] = 0.0F;
-      }
-    }
-  }
-
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (position[half] < 0) continue;
-    const int query = warp * 16 + half * 8 + group;
-    const float inverse = 1.0F / merged_sum[half];
-    auto* out = reinterpret_cast<uint32_t*>(p.out + row_of(query) * p.out_stride +
-                                            static_cast<int64_t>(head_of(query)) * V);
-#pragma unroll
-    for (int j = 0; j < V / 8; ++j) {
-      out[j * 4 + quad] =
-          bf16_pair(merged[j][half * 2] * inverse + 0.0F, merged[j][half * 2 + 1] * inverse + 0.0F);
-    }
-    if (quad == 0)
-      p.lse[row_of(query) * p.dims.num_heads + head_of(query)] =
-          merged_max[half] + log_scalar(merged_sum[half]);
-  }
-}
-
 // One warp per (row, head): the splits' results in ascending order, as attention_kernel merges its own.
 template <int V>
 __global__ void __launch_bounds__(kThreads) merge_kernel(const AttentionForward p) {
-  constexpr int kPairs = V / 64;
+  constexpr int kPairs = V < 64 ? 1 : V / 64;
   const int64_t index = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (index >= p.num_rows * p.dims.num_heads) return;
   const int lane = threadIdx.x % 32;
+  const bool has_values = V >= 64 || 2 * lane < V;
   const int64_t row = index / p.dims.num_heads;
   const int64_t head = index % p.dims.num_heads;
   const int position = p.positions[row];
@@ -547,6 +312,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const AttentionForward 
     max = next;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
+      if (!has_values) continue;
       const float2 x = *reinterpret_cast<const float2*>(sums + at * V + 64 * i + 2 * lane);
       merged[2 * i] = fmaf(x.x, b, merged[2 * i] * a);
       merged[2 * i + 1] = fmaf(x.y, b, merged[2 * i + 1] * a);
@@ -556,6 +322,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const AttentionForward 
   auto* out = reinterpret_cast<uint32_t*>(p.out + row * p.out_stride + head * V);
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
+    if (!has_values) continue;
     out[32 * i + lane] = bf16_pair(merged[2 * i] * inverse + 0.0F, merged[2 * i + 1] * inverse + 0.0F);
   }
   if (lane == 0) p.lse[index] = max + log_scalar(sum);
@@ -575,19 +342,12 @@ void launch(const AttentionForward& args, StreamHandle stream) {
   const dim3 grid(static_cast<unsigned>(args.dims.num_kv_heads * ((group + heads - 1) / heads)),
                   static_cast<unsigned>(args.num_tiles),
                   static_cast<unsigned>(args.partials == nullptr ? 1 : args.max_splits));
-  const auto start = [&](auto kernel, int shared) {
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-    kernel<<<grid, kThreads, shared, stream>>>(args, heads);
-    check_launch("attention_forward");
-  };
-  if constexpr (D <= 192) {
-    if (!few) {
-      require(args.partials == nullptr, "args.partials == nullptr");
-      start(attention_rows_kernel<D, V>, RowsLayout<D, V>::kBytes);
-      return;
-    }
-  }
-  start(attention_kernel<D, V>, Layout<D, V>::kBytes);
+  if (!few) return launch_rows(args, heads, grid, stream);
+  constexpr int kShared = Layout<D, V>::kBytes;
+  const auto kernel = attention_kernel<D, V>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  kernel<<<grid, kThreads, kShared, stream>>>(args, heads);
+  check_launch("attention_forward");
   if (args.partials != nullptr) {
     const int64_t work = args.num_rows * args.dims.num_heads;
     merge_kernel<V><<<static_cast<unsigned>(gpu::ceil_div(work, kWarps)), kThreads, 0, stream>>>(args);
@@ -596,16 +356,21 @@ void launch(const AttentionForward& args, StreamHandle stream) {
 }
 
 }  // namespace
+}  // namespace attention
 
 bool attention_takes(const AttentionDims& d) {
-  const bool sizes = (d.head_dim == 64 && d.v_head_dim == 64) || (d.head_dim == 128 && d.v_head_dim == 128) ||
-                     (d.head_dim == 192 && d.v_head_dim == 128) || (d.head_dim == 576 && d.v_head_dim == 512);
+  constexpr struct {
+    int32_t keys, values;
+  } kSizes[] = {{16, 16}, {32, 32}, {48, 32}, {64, 64}, {128, 128}, {192, 128}, {576, 512}};
+  const bool sizes = std::any_of(std::begin(kSizes), std::end(kSizes), [&](const auto& size) {
+    return d.head_dim == size.keys && d.v_head_dim == size.values;
+  });
   return sizes && d.num_kv_heads > 0 && d.num_heads % d.num_kv_heads == 0;
 }
 
 int32_t attention_tile_rows(const AttentionDims& d, bool few_rows) {
-  const int queries = queries_of(d, few_rows);
-  return queries / heads_per_tile(d, queries);
+  const int queries = attention::queries_of(d, few_rows);
+  return queries / attention::heads_per_tile(d, queries);
 }
 
 int64_t attention_partials_bytes(const AttentionDims& d, int64_t num_rows, int32_t max_splits) {
@@ -617,14 +382,20 @@ void attention_forward(const AttentionForward& args, StreamHandle stream) {
           "attention_takes(args.dims) && args.num_tiles <= 65535");
   if (args.num_tiles == 0) return;
   switch (args.dims.head_dim) {
+    case 16:
+      return attention::launch<16, 16>(args, stream);
+    case 32:
+      return attention::launch<32, 32>(args, stream);
+    case 48:
+      return attention::launch<48, 32>(args, stream);
     case 64:
-      return launch<64, 64>(args, stream);
+      return attention::launch<64, 64>(args, stream);
     case 128:
-      return launch<128, 128>(args, stream);
+      return attention::launch<128, 128>(args, stream);
     case 192:
-      return launch<192, 128>(args, stream);
+      return attention::launch<192, 128>(args, stream);
     default:
-      return launch<576, 512>(args, stream);
+      return attention::launch<576, 512>(args, stream);
   }
 }
 

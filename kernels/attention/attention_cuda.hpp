@@ -31,8 +31,9 @@ struct AttentionTile {
   int32_t page_begin = 0;
 };
 
-// Query and key head size / value head size: 64/64, 128/128, 192/128 (latent, plain), 576/512 (latent,
-// absorbed: the values are the first columns of the keys).
+// Query and key head size / value head size: 16/16, 32/32, 48/32, 64/64, 128/128, 192/128 (latent, plain),
+// 576/512 (latent, absorbed: the values are the first columns of the keys). 48/32 has both latent forms: the
+// absorbed one passes the keys as `v` too.
 struct AttentionDims {
   int32_t num_heads = 0;
   int32_t num_kv_heads = 0;
@@ -58,7 +59,8 @@ struct AttentionForward {
   int32_t num_tiles = 0;
   bool few_rows = false;  // tiles of one row (decode), or of few: a smaller tile of queries
   // Splits side by side (with few_rows): `max_splits` covers the longest context, positions[T] on the device,
-  // scratch of attention_partials_bytes. Else one block takes all splits of its queries in turn.
+  // scratch of attention_partials_bytes; the call's tiles cover all rows [0, num_rows), as all of them are
+  // merged. Else one block takes all splits of its queries in turn.
   int32_t max_splits = 1;
   const int32_t* positions = nullptr;
   int64_t num_rows = 0;  // T
@@ -78,7 +80,7 @@ struct AttentionBackwardTile {
 };
 
 struct AttentionBackwardArgs {
-  AttentionDims dims;       // any multiples of 64
+  AttentionDims dims;       // those of the forward; any multiples of 64
   const BF16* q = nullptr;  // [T, heads * head_dim]
   int64_t q_stride = 0;
   const BF16* k = nullptr;  // [T, kv heads * head_dim]
