@@ -8,12 +8,19 @@
 #include "base/flow.hpp"
 #include "base/status.hpp"
 
+namespace accord {
+class Device;
+class Memory;
+}  // namespace accord
+
 namespace accord::weights {
 
 class Arena {
  public:
   // Errors: kUnavailable when the memory cannot be had.
   static StatusOr<std::unique_ptr<Arena>> create(int64_t bytes);
+  // Host memory that the device copies from and to without a detour.
+  static StatusOr<std::unique_ptr<Arena>> create_pinned(const Device& device, int64_t bytes);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -23,10 +30,11 @@ class Arena {
   int64_t size() const { return size_; }
 
  private:
-  Arena(std::byte* data, int64_t size) : data_(data), size_(size) {}
+  Arena(std::byte* data, int64_t size, std::unique_ptr<Memory> pinned);
 
-  std::byte* data_;  // page aligned
+  std::byte* data_;  // page aligned, or of pinned_
   int64_t size_;
+  std::unique_ptr<Memory> pinned_;
 };
 
 }  // namespace accord::weights

@@ -4,14 +4,12 @@
 #include "weights/export.hpp"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
-#include <map>
 
 #include "kernels/formats/decode.hpp"
 #include "kernels/formats/mxfp8.hpp"
 #include "weights/digest.hpp"
+#include "weights/export_units.hpp"
 #include "weights/quantize.hpp"
 
 namespace accord::weights {
@@ -20,8 +18,6 @@ namespace {
 constexpr int64_t kTileElements = int64_t{1} << 16;
 constexpr int64_t kBatchElements = int64_t{1} << 23;  // bounds what an owning provider holds at a time
 constexpr int64_t kTileRows = 16;                     // tiles are multiples of it: a 16x16 block is never cut
-
-using Unit = std::vector<size_t>;  // indices of manifest entries
 
 // One tensor of the batch in progress.
 struct Part {
@@ -73,7 +69,7 @@ class Exporter {
   const Masters& masters_;
   Arena& arena_;
   ThreadPool& pool_;
-  std::vector<Unit> units_;
+  std::vector<std::vector<size_t>> units_;       // of manifest entries
   std::vector<const precision::PlanRow*> rows_;  // per entry
   std::vector<uint32_t> largest_;                // per entry: bits of max |master|
   ExportReport report_;
@@ -83,31 +79,11 @@ Status Exporter::prepare(const std::vector<bool>& owned) {
   if (arena_.size() < manifest_.arena_bytes) {
     return internal_error("an arena of {} bytes for weights of {}", arena_.size(), manifest_.arena_bytes);
   }
-  if (!owned.empty() && owned.size() != manifest_.entries.size()) {
-    return internal_error("an export filter of {} entries for {} tensors", owned.size(),
-                          manifest_.entries.size());
-  }
-  std::map<std::string, size_t> unit_of;
-  for (size_t i = 0; i < manifest_.entries.size(); ++i) {
-    const WeightEntry& entry = manifest_.entries[i];
-    const precision::PlanRow* row = plan_.find(entry.name);
-    if (row == nullptr || row->format != entry.format || row->shape != entry.shape) {
-      return internal_error("{}: manifest and plan disagree", entry.name);
-    }
-    rows_.push_back(row);
-    const std::string unit = row->unit.empty() ? entry.name : row->unit;
-    const auto [place, is_new] = unit_of.emplace(unit, units_.size());
-    if (is_new) {
-      units_.emplace_back();
-    }
-    units_[place->second].push_back(i);
-    if (!owned.empty() && owned[units_[place->second].front()] != owned[i]) {
-      return internal_error("{}: only a part of its unit {} is exported", entry.name, unit);
-    }
+  ACCORD_ASSIGN_OR_RETURN(ExportUnits prepared, export_units(manifest_, plan_, owned));
+  rows_ = std::move(prepared.rows);
+  units_ = std::move(prepared.units);
+  for (const WeightEntry& entry : manifest_.entries) {
     report_.tensors.push_back({entry.name, "", 0.0, 0.0, 0.0});
-  }
-  if (!owned.empty()) {
-    std::erase_if(units_, [&](const Unit& unit) { return !owned[unit.front()]; });
   }
   largest_.assign(manifest_.entries.size(), 0);
   return absl::OkStatus();
@@ -182,21 +158,9 @@ Status Exporter::scan(const std::vector<Part>& parts) {
 }
 
 Status Exporter::check_finite(const Part& part) const {
-  const float largest = std::bit_cast<float>(largest_[part.index]);
-  if (largest_[part.index] < kInfBits && std::isfinite(to_float(to_bf16(largest)))) {
-    return absl::OkStatus();
-  }
-  const WeightEntry& entry = manifest_.entries[part.index];
-  const std::span<const float> values = part.master.values();
-  const auto bad = std::find_if(values.begin(), values.end(),
-                                [](float x) { return !std::isfinite(to_float(to_bf16(x))); });
-  const int64_t cols = matrix_shape(entry).cols;
-  const int64_t at = bad - values.begin();
-  return data_error(
-      "{}: the master at row {}, column {} is {}: weights must be finite in bfloat16; resume from the last "
-      "good "
-      "checkpoint",
-      entry.name, at / cols, at % cols, *bad);
+  return finite_in_bf16(largest_[part.index])
+             ? absl::OkStatus()
+             : non_finite_master(manifest_.entries[part.index], part.master.values());
 }
 
 void Exporter::write(const std::vector<Part>& parts) {
@@ -206,7 +170,7 @@ void Exporter::write(const std::vector<Part>& parts) {
     for (const size_t index : units_[parts[p].unit]) {
       largest = std::max(largest, largest_[index]);
     }
-    outer[p] = to_float(to_bf16(std::bit_cast<float>(largest)));  // rounding is monotonic
+    outer[p] = outer_amax(largest);
   }
   const std::vector<Tile> tiles = tiles_of(parts);
   std::vector<TileHealth> health(tiles.size());
@@ -232,7 +196,7 @@ void Exporter::write(const std::vector<Part>& parts) {
     ExportedTensor& tensor = report_.tensors[index];
     const auto numel = static_cast<double>(parts[p].master.values().size());
     tensor.digest = tensor_digest(entry, arena_.data());
-    tensor.amax = to_float(to_bf16(std::bit_cast<float>(largest_[index])));
+    tensor.amax = outer_amax(largest_[index]);
     tensor.saturated = static_cast<double>(total[p].saturated) / numel;
     tensor.flushed = static_cast<double>(total[p].flushed) / numel;
   });
