@@ -26,6 +26,7 @@ constexpr int64_t kPage = 16;
 // Sequences packed one after the other, and the same keys and values in shuffled pages.
 struct Problem {
   AttentionDims dims;
+  bool shared = false;  // the values are the first columns of the keys
   std::vector<int32_t> lengths;
   int64_t rows = 0;
   std::vector<BF16> q, k, v;           // packed
@@ -34,7 +35,7 @@ struct Problem {
   std::vector<int32_t> page_begin;  // of each sequence, in both tables
   std::vector<int32_t> start;       // first packed row
 
-  bool shared_values() const { return dims.head_dim == 576; }
+  bool passes_values() const { return dims.head_dim != 576; }
   int64_t q_width() const { return int64_t{dims.num_heads} * dims.head_dim; }
   int64_t k_width() const { return int64_t{dims.num_kv_heads} * dims.head_dim; }
   int64_t v_width() const { return int64_t{dims.num_kv_heads} * dims.v_head_dim; }
@@ -52,9 +53,10 @@ std::vector<BF16> scatter(const std::vector<BF16>& x, int64_t width, const Probl
   return out;
 }
 
-Problem make_problem(const AttentionDims& dims, const std::vector<int32_t>& lengths) {
+Problem make_problem(const AttentionDims& dims, const std::vector<int32_t>& lengths, bool shared = false) {
   Problem p;
   p.dims = dims;
+  p.shared = shared || dims.head_dim == 576;
   p.lengths = lengths;
   for (const int32_t n : lengths) {
     p.start.push_back(static_cast<int32_t>(p.rows));
@@ -123,8 +125,10 @@ Result run(const Gpu& gpu, const Problem& p, Form form) {
   a.q_stride = p.q_width();
   a.k = k.as<BF16>();
   a.k_stride = p.k_width();
-  a.v = p.shared_values() ? nullptr : v.as<BF16>();
-  a.v_stride = p.v_width();
+  if (p.passes_values()) {
+    a.v = p.shared ? a.k : v.as<BF16>();
+    a.v_stride = p.shared ? p.k_width() : p.v_width();
+  }
   a.out = out.as<BF16>();
   a.out_stride = p.out_width();
   a.lse = lse.as<float>();
@@ -168,8 +172,8 @@ Reference reference(const Problem& p, const std::vector<BF16>* dout) {
   }
   const auto value = [&](int64_t row, int64_t kv, int64_t j) {
     return static_cast<double>(
-        p.shared_values() ? to_float(p.k[static_cast<size_t>(row * p.k_width() + kv * d.head_dim + j)])
-                          : to_float(p.v[static_cast<size_t>(row * p.v_width() + kv * d.v_head_dim + j)]));
+        p.shared ? to_float(p.k[static_cast<size_t>(row * p.k_width() + kv * d.head_dim + j)])
+                 : to_float(p.v[static_cast<size_t>(row * p.v_width() + kv * d.v_head_dim + j)]));
   };
   const auto one_head = [&](int64_t kv) {
     for (size_t s = 0; s < p.lengths.size(); ++s) {
@@ -258,6 +262,7 @@ TEST_CASE("attention forms agree bit for bit and with fp64") {
   struct Case {
     AttentionDims dims;
     std::vector<int32_t> lengths;
+    bool shared = false;
   };
   const std::vector<int32_t> edges = {1, 2, 15, 16, 17, 63, 64, 65, 130, 511, 512, 513, 700, 1100};
   const Case cases[] = {{dims_of(9, 3, 64, 64), edges},
@@ -267,9 +272,15 @@ TEST_CASE("attention forms agree bit for bit and with fp64") {
                         {dims_of(96, 1, 64, 64), {5, 65}},
                         {dims_of(4, 4, 192, 128), {1, 16, 65, 300, 530}},
                         {dims_of(16, 1, 576, 512), {1, 40, 64, 100, 560}},
-                        {dims_of(24, 1, 576, 512), {70}}};
+                        {dims_of(24, 1, 576, 512), {70}},
+                        {dims_of(4, 2, 16, 16), edges},
+                        {dims_of(70, 1, 16, 16), {9, 66}},
+                        {dims_of(4, 4, 32, 32), edges},
+                        {dims_of(12, 2, 32, 32), {1, 64, 129, 600}},
+                        {dims_of(4, 4, 48, 32), edges},
+                        {dims_of(4, 1, 48, 32), edges, true}};
   for (const Case& c : cases) {
-    const Problem p = make_problem(c.dims, c.lengths);
+    const Problem p = make_problem(c.dims, c.lengths, c.shared);
     const Result packed = run(*gpu, p, Form::kPacked);
     for (const Form form : {Form::kChunks, Form::kDecode, Form::kDecodeInTurn}) {
       const Result other = run(*gpu, p, form);
@@ -294,9 +305,9 @@ TEST_CASE("attention forms agree bit for bit and with fp64") {
 TEST_CASE("attention of two short sequences agrees in all forms") {  // small enough for compute-sanitizer
   const auto gpu = Gpu::open();
   if (!gpu) return;
-  for (const AttentionDims& dims :
-       {dims_of(3, 1, 64, 64), dims_of(2, 1, 192, 128), dims_of(2, 1, 576, 512)}) {
-    const Problem p = make_problem(dims, {70, 5});
+  for (const AttentionDims& dims : {dims_of(3, 1, 64, 64), dims_of(2, 1, 192, 128), dims_of(2, 1, 576, 512),
+                                    dims_of(4, 2, 16, 16), dims_of(2, 2, 32, 32), dims_of(4, 1, 48, 32)}) {
+    const Problem p = make_problem(dims, {70, 5}, dims.head_dim == 48);
     const Result packed = run(*gpu, p, Form::kPacked);
     for (const Form form : {Form::kChunks, Form::kDecode, Form::kDecodeInTurn}) {
       const Result other = run(*gpu, p, form);
@@ -325,13 +336,18 @@ TEST_CASE("attention backward agrees with fp64 and with itself") {
   struct Case {
     AttentionDims dims;
     std::vector<int32_t> lengths;
+    bool shared = false;
   };
   const Case cases[] = {{dims_of(9, 3, 64, 64), {1, 2, 63, 64, 65, 200}},
                         {dims_of(8, 1, 128, 128), {17, 130, 300}},
                         {dims_of(2, 2, 192, 128), {5, 129}},
-                        {dims_of(4, 1, 576, 512), {70}}};
+                        {dims_of(4, 1, 576, 512), {70}},
+                        {dims_of(4, 2, 16, 16), {1, 2, 63, 64, 65, 200}},
+                        {dims_of(6, 2, 32, 32), {1, 2, 63, 64, 65, 200}},
+                        {dims_of(4, 4, 48, 32), {17, 130, 300}},
+                        {dims_of(4, 1, 48, 32), {17, 130, 300}, true}};
   for (const Case& c : cases) {
-    const Problem p = make_problem(c.dims, c.lengths);
+    const Problem p = make_problem(c.dims, c.lengths, c.shared);
     const Result forward = run(*gpu, p, Form::kPacked);
     const std::vector<BF16> gradient = to_bf16(make_data(Data::kNormal, p.rows, p.out_width(), 104));
     std::vector<AttentionBackwardTile> tiles;
@@ -360,8 +376,8 @@ TEST_CASE("attention backward agrees with fp64 and with itself") {
       a.q_stride = p.q_width();
       a.k = k.as<BF16>();
       a.k_stride = p.k_width();
-      a.v = p.shared_values() ? k.as<BF16>() : v.as<BF16>();
-      a.v_stride = p.shared_values() ? p.k_width() : p.v_width();
+      a.v = p.shared ? k.as<BF16>() : v.as<BF16>();
+      a.v_stride = p.shared ? p.k_width() : p.v_width();
       a.out = out.as<BF16>();
       a.out_stride = p.out_width();
       a.dout = dout.as<BF16>();
