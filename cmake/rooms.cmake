@@ -1,14 +1,23 @@
-# accord_room(<name> DIR <folder> USES <rooms...> OWNS <outside libraries...>)
-# One library per room, of every .cpp in its folder. OWNS is linked PRIVATE: no other room sees it. Of a pair
-# x_cuda.cpp and x_none.cpp a build takes the one that fits ACCORD_CUDA; .cu files are cmake/cuda.cmake's.
-function(accord_room name)
-  cmake_parse_arguments(ROOM "" "DIR" "USES;OWNS" ${ARGN})
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${ROOM_DIR}/*.cpp)
-  if(ACCORD_CUDA)
+# Of a pair x_cuda.cpp and x_none.cpp a build takes the one that fits; .cu files are cmake/cuda.cmake's.
+function(accord_pick_sources list)
+  set(sources ${${list}})
+  if(ACCORD_CUDA OR ACCORD_CUDA_EMULATED)
     list(FILTER sources EXCLUDE REGEX "_none\\.cpp$")
   else()
     list(FILTER sources EXCLUDE REGEX "_cuda\\.cpp$")
   endif()
+  if(ACCORD_CUDA_EMULATED)
+    accord_emulated_sources(sources)
+  endif()
+  set(${list} ${sources} PARENT_SCOPE)
+endfunction()
+
+# accord_room(<name> DIR <folder> USES <rooms...> OWNS <outside libraries...>)
+# One library per room, of every .cpp in its folder. OWNS is linked PRIVATE: no other room sees it.
+function(accord_room name)
+  cmake_parse_arguments(ROOM "" "DIR" "USES;OWNS" ${ARGN})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${ROOM_DIR}/*.cpp)
+  accord_pick_sources(sources)
   if(sources)
     add_library(accord_${name} STATIC ${sources})
     target_include_directories(accord_${name} PUBLIC ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR})

@@ -12,8 +12,6 @@ namespace accord::kernels::cuda {
 namespace {
 
 constexpr int kBK = 64;
-constexpr int64_t kMaxDimension = int64_t{1} << 30;
-constexpr int64_t kMaxGrid = 65535;
 
 struct BackwardParams {
   const uint16_t* a;
@@ -221,12 +219,6 @@ BackwardParams params_of(const GemmBackward& g) {
   return p;
 }
 
-bool valid_shape(const GemmBackward& g) {
-  return g.m >= 0 && g.n > 0 && g.l >= 0 && g.m <= kMaxDimension && g.n <= kMaxDimension &&
-         g.l <= kMaxDimension && g.lda % 8 == 0 && g.ldb % 8 == 0 && g.n % 8 == 0 &&
-         !(g.c.bf16 && g.c.accumulate);
-}
-
 LargeParams large_of(const BackwardParams& p) {
   LargeParams large{};
   large.a = p.a;
@@ -254,13 +246,6 @@ LargeParams large_of(const BackwardParams& p) {
 
 }  // namespace
 
-bool gemm_dgrad_takes(const GemmBackward& g) {
-  const int32_t rows = g.groups == nullptr ? 16 : g.groups->tile_rows;
-  return valid_shape(g) && g.l % 8 == 0 && (g.groups == nullptr || g.batch.count == 1) &&
-         (rows == 16 || rows == 64 || rows == 128) &&
-         (g.groups == nullptr ? g.m / 64 : g.groups->max_tiles) <= kMaxGrid;
-}
-
 void gemm_dgrad(const GemmBackward& g, StreamHandle stream) {
   require(gemm_dgrad_takes(g), "gemm_dgrad_takes(g)");
   if (g.m == 0 || g.batch.count == 0) return;
@@ -284,12 +269,6 @@ void gemm_dgrad(const GemmBackward& g, StreamHandle stream) {
   } else {
     launch<false, 4, 4, 2, 4, 4>(p, row_tiles, g.batch.count, stream);
   }
-}
-
-bool gemm_wgrad_takes(const GemmBackward& g) {
-  const bool grouped = g.offsets != nullptr;
-  return valid_shape(g) && g.m % 8 == 0 && (!grouped || (g.batch.count == 1 && g.outputs != nullptr)) &&
-         g.m / 64 <= kMaxGrid && g.num_experts <= kMaxGrid;
 }
 
 void gemm_wgrad(const GemmBackward& g, StreamHandle stream) {

@@ -1,6 +1,4 @@
-// Checks and dispatch of the forward product, and the list of tiles of a grouped one (gemm_cuda.hpp).
-#include <algorithm>
-
+// Dispatch of the forward product, and the list of tiles of a grouped one (gemm_cuda.hpp).
 #include "kernels/gemm/gemm_dispatch.cuh"
 
 namespace accord::kernels::cuda {
@@ -13,9 +11,6 @@ extern template void forward_of_format<WeightFormat::kNVFP4>(const ForwardParams
                                                              StreamHandle);
 
 namespace {
-
-constexpr int64_t kMaxDimension = int64_t{1} << 30;
-constexpr int64_t kMaxGridRows = 65535;
 
 // Rows of a tile for m plain rows.
 int32_t plain_tile_rows(int64_t m) { return m <= 16 ? 16 : m <= 64 ? 64 : 128; }
@@ -57,30 +52,10 @@ bool large_products_available() {
   return major == 9;
 }
 
-int32_t group_tile_rows(int64_t rows, int64_t experts) {
-  const int64_t average = rows / std::max<int64_t>(experts, 1);
-  return average <= 16 ? 16 : average <= 96 ? 64 : 128;
-}
-
-int32_t group_tiles_bound(int64_t rows, int64_t experts, int32_t tile_rows) {
-  return static_cast<int32_t>(std::min(rows, rows / tile_rows + experts));
-}
-
 void build_group_tiles(const int32_t* offsets, int32_t experts, int32_t tile_rows, GroupTile* tiles,
                        int32_t* num_tiles, StreamHandle stream) {
   tiles_kernel<<<1, 1024, 0, stream>>>(offsets, experts, tile_rows, tiles, num_tiles);
   check_launch("build_group_tiles");
-}
-
-bool gemm_forward_takes(const GemmForward& g) {
-  const int64_t block = g.format == WeightFormat::kMXFP8 ? 32 : g.format == WeightFormat::kNVFP4 ? 16 : 8;
-  const bool shapes = g.m >= 0 && g.m <= kMaxDimension && g.n > 0 && g.n <= kMaxDimension && g.k > 0 &&
-                      g.k <= kMaxDimension && g.k % block == 0 && g.lda % 8 == 0;
-  const bool batched = g.batch.count == 1 || (g.groups == nullptr && g.format == WeightFormat::kBF16);
-  const int32_t rows = g.groups == nullptr ? 16 : g.groups->tile_rows;
-  return shapes && batched && g.format != WeightFormat::kF32 && !(g.c.bf16 && g.c.accumulate) &&
-         (rows == 16 || rows == 64 || rows == 128) &&
-         (g.groups == nullptr ? g.m / 128 : g.groups->max_tiles) <= kMaxGridRows;
 }
 
 void gemm_forward(const GemmForward& g, StreamHandle stream) {

@@ -1,0 +1,61 @@
+// Rows and columns that move (copy_cuda.hpp).
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/copy/copy_cuda.hpp"
+#include "tests/emulation/launch.hpp"
+
+namespace accord::kernels::cuda {
+namespace {
+
+using emulation::Launch;
+
+// Row r of x goes to row `to(r)` of y.
+struct Targets {
+  Targets(const Launch& launch, const int32_t* to_rows, int64_t count, int64_t y_rows)
+      : rows(launch.maybe(to_rows, count)) {
+    for (int64_t r = 0; rows != nullptr && r < count; ++r) {
+      launch.needs(rows[r] >= 0 && rows[r] < y_rows, "rows of y");
+    }
+    launch.needs(rows != nullptr || count <= y_rows, "a row of y for each row of x");
+  }
+  int64_t operator()(int64_t r) const { return rows == nullptr ? r : rows[r]; }
+  const int32_t* rows;
+};
+
+std::byte* element(const MatrixView& x, int64_t row, int64_t col) {
+  return static_cast<std::byte*>(x.data) + (row * x.stride + col) * size_of(x.dtype);
+}
+
+}  // namespace
+
+void scatter_rows(MatrixView x, const int32_t* to_rows, MatrixView y, StreamHandle stream) {
+  const Launch launch("scatter_rows", stream);
+  launch.needs(to_rows != nullptr, "rows to go to");
+  copy_columns(x, {1, x.cols, 0, 0, 0, 0}, to_rows, y, stream);
+}
+
+void copy_columns(MatrixView x, const ColumnGroups& columns, const int32_t* to_rows, MatrixView y,
+                  StreamHandle stream) {
+  const Launch launch("copy_columns", stream);
+  launch.needs(x.dtype == y.dtype, "x and y of one dtype");
+  if (x.rows == 0 || columns.groups == 0 || columns.count == 0) return;
+  const auto within = [&](int64_t first, int64_t stride, int64_t cols) {
+    const int64_t last = first + (columns.groups - 1) * stride;
+    return first >= 0 && last >= 0 && std::max(first, last) + columns.count <= cols;
+  };
+  launch.needs(within(columns.x_first, columns.x_stride, x.cols), "columns of x");
+  launch.needs(within(columns.y_first, columns.y_stride, y.cols), "columns of y");
+  const MatrixView from = launch.at(x);
+  const MatrixView to = launch.at(y);
+  const Targets target(launch, to_rows, x.rows, y.rows);
+  const auto bytes = static_cast<size_t>(columns.count * size_of(x.dtype));
+  for (int64_t r = 0; r < x.rows; ++r) {
+    for (int64_t g = 0; g < columns.groups; ++g) {
+      std::memmove(element(to, target(r), columns.y_first + g * columns.y_stride),
+                   element(from, r, columns.x_first + g * columns.x_stride), bytes);
+    }
+  }
+}
+
+}  // namespace accord::kernels::cuda

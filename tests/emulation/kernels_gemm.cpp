@@ -1,0 +1,310 @@
+// Products (gemm_cuda.hpp) over the CPU's rows of products: an output depends on its own row and column
+// alone, as on the GPU, but its sum has the CPU's order (forward: gemm.hpp; dgrad, wgrad: one fused
+// multiply-add per l, ascending).
+#include <algorithm>
+#include <vector>
+
+#include "kernels/formats/decode.hpp"
+#include "kernels/gemm/gemm.hpp"
+#include "kernels/gemm/gemm_cuda.hpp"
+#include "kernels/math/simd.hpp"
+#include "tests/emulation/launch.hpp"
+#include "tests/emulation/rows.hpp"
+
+namespace accord::kernels::cuda {
+namespace {
+
+using emulation::Launch;
+
+constexpr int64_t kPanel = 64;  // rows of B that are decoded together
+constexpr size_t kVectorBytes = 16;
+
+void store_result(const std::vector<float>& row, const GemmOutput& c, const MatrixView& out, int64_t at) {
+  if (c.bf16) {
+    emulation::store_row(row.data(), out.cols, out.row<BF16>(at));
+    return;
+  }
+  float* to = out.row<float>(at);
+  for (int64_t j = 0; j < out.cols; ++j) {
+    to[j] = c.accumulate ? to[j] + row[static_cast<size_t>(j)] : row[static_cast<size_t>(j)];
+  }
+}
+
+MatrixView output_view(const Launch& launch, const GemmOutput& c, void* data, int64_t m, int64_t n) {
+  return launch.at(MatrixView{data, c.bf16 ? Dtype::kBF16 : Dtype::kF32, m, n, c.ld});
+}
+
+// ---- forward ----------------------------------------------------------------------------------------------
+
+// A weight's bytes, where they lie.
+GemmWeight weight_at(const Launch& launch, WeightFormat format, const GemmWeight& w, int64_t n, int64_t k) {
+  launch.aligned(w.data, kVectorBytes, "B");
+  GemmWeight at;
+  switch (format) {
+    case WeightFormat::kBF16:
+      at.data = launch.bytes(w.data, n * k * 2);
+      break;
+    case WeightFormat::kMXFP8:
+      at.data = launch.bytes(w.data, n * k);
+      at.scales = launch.at(w.scales, n * (k / 32));
+      break;
+    case WeightFormat::kNVFP4:
+      at.data = launch.bytes(w.data, n * k / 2);
+      at.scales = launch.at(w.scales, n * (k / 16));
+      at.outer = launch.at(w.outer, 1);
+      break;
+    case WeightFormat::kF32:
+      break;
+  }
+  return at;
+}
+
+void decode_row(WeightFormat format, const GemmWeight& w, int64_t row, int64_t k, float* out) {
+  const auto* bytes = static_cast<const uint8_t*>(w.data);
+  if (format == WeightFormat::kBF16) {
+    formats::decode_bf16_row(static_cast<const BF16*>(w.data) + row * k, k, out);
+  } else if (format == WeightFormat::kMXFP8) {
+    formats::decode_mxfp8_row(bytes + row * k, w.scales + row * (k / 32), k, out);
+  } else {
+    formats::decode_nvfp4_products_row(bytes + row * (k / 2), w.scales + row * (k / 16), k, out);
+  }
+}
+
+// Rows of A that meet one weight.
+struct ForwardRows {
+  std::vector<const BF16*> a;
+  std::vector<float> outer;    // NVFP4
+  std::vector<int64_t> c_row;  // where the result goes
+};
+
+void multiply(const GemmForward& g, const ForwardRows& rows, const GemmWeight& w, const MatrixView& c) {
+  const auto m = static_cast<int64_t>(rows.a.size());
+  const int64_t k = padded_k(g.k);
+  std::vector<float> a = emulation::floats(m * k);  // zeros past g.k
+  std::vector<const float*> a_rows;
+  for (int64_t i = 0; i < m; ++i) {
+    emulation::widen_row(rows.a[static_cast<size_t>(i)], g.k, a.data() + i * k);
+    a_rows.push_back(a.data() + i * k);
+  }
+  std::vector<float> panel = emulation::floats(kPanel * k);
+  std::vector<const float*> b_rows;
+  for (int64_t j = 0; j < kPanel; ++j) b_rows.push_back(panel.data() + j * k);
+  std::vector<float> sums = emulation::floats(m * g.n);
+  for (int64_t begin = 0; begin < g.n; begin += kPanel) {
+    const int64_t count = std::min(kPanel, g.n - begin);
+    for (int64_t j = 0; j < count; ++j) decode_row(g.format, w, begin + j, g.k, panel.data() + j * k);
+    gemm_rows(a_rows.data(), m, b_rows.data(), count, k, sums.data() + begin, g.n);
+  }
+  const float inverse = 1.0F / (36.0F * static_cast<float>(g.a_range) * static_cast<float>(g.b_range));
+  std::vector<float> row = emulation::floats(g.n);
+  for (int64_t i = 0; i < m; ++i) {
+    std::copy_n(sums.data() + i * g.n, g.n, row.data());
+    if (g.format == WeightFormat::kNVFP4) {
+      const float outer = rows.outer[static_cast<size_t>(i)] * *w.outer;
+      for (float& x : row) x = (x * inverse) * outer;
+    }
+    store_result(row, g.c, c, rows.c_row[static_cast<size_t>(i)]);
+  }
+}
+
+void add_row(const Launch& launch, const GemmForward& g, const BF16* a, int64_t row, int64_t c_row,
+             ForwardRows& rows) {
+  rows.a.push_back(launch.at(a + row * g.lda, g.k));
+  if (g.format == WeightFormat::kNVFP4) rows.outer.push_back(*launch.at(g.a_outer + row, 1));
+  rows.c_row.push_back(c_row);
+}
+
+// The list of a grouped product, which must cover each row at most once.
+std::vector<GroupTile> read_tiles(const Launch& launch, const GemmGroups& groups, int64_t m) {
+  const int32_t count = *launch.at(groups.num_tiles, 1);
+  launch.needs(count >= 0 && count <= groups.max_tiles, "at most max_tiles tiles");
+  const GroupTile* tiles = launch.at(groups.tiles, count);
+  int64_t next = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    launch.needs(tiles[i].row_begin >= next && tiles[i].num_rows > 0 &&
+                     tiles[i].num_rows <= groups.tile_rows && tiles[i].row_begin + tiles[i].num_rows <= m &&
+                     tiles[i].expert >= 0,
+                 "tiles in ascending order within the rows");
+    next = tiles[i].row_begin + tiles[i].num_rows;
+  }
+  return {tiles, tiles + count};
+}
+
+void grouped_forward(const Launch& launch, const GemmForward& g) {
+  const GemmGroups& groups = *g.groups;
+  const std::vector<GroupTile> tiles = read_tiles(launch, groups, g.m);
+  const MatrixView c = output_view(launch, g.c, g.c.data, g.m, g.n);
+  for (size_t i = 0; i < tiles.size();) {
+    ForwardRows rows;
+    const int32_t expert = tiles[i].expert;
+    for (; i < tiles.size() && tiles[i].expert == expert; ++i) {
+      const int32_t* gather = groups.gather == nullptr
+                                  ? nullptr
+                                  : launch.at(groups.gather + tiles[i].row_begin, tiles[i].num_rows);
+      for (int32_t r = 0; r < tiles[i].num_rows; ++r) {
+        const int32_t row = tiles[i].row_begin + r;
+        add_row(launch, g, g.a, gather == nullptr ? row : gather[r], row, rows);
+      }
+    }
+    multiply(g, rows, weight_at(launch, g.format, *launch.at(groups.experts + expert, 1), g.n, g.k), c);
+  }
+}
+
+// ---- backward ---------------------------------------------------------------------------------------------
+
+// c[R,n] = sum over l of a(r,l) b[l,n], a(r,l) = a[r * a_row + l * a_col]; n a multiple of 8.
+template <int R>
+void strip(const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t l, int64_t n, float* c) {
+  for (int64_t j = 0; j < n; j += 8) {
+    F8 acc[R];
+    for (int r = 0; r < R; ++r) acc[r] = f8_zero();
+    for (int64_t i = 0; i < l; ++i) {
+      const F8 row = load8(b + i * n + j);
+      for (int r = 0; r < R; ++r) acc[r] = _mm256_fmadd_ps(f8(a[r * a_row + i * a_col]), row, acc[r]);
+    }
+    for (int r = 0; r < R; ++r) store8(c + r * n + j, acc[r]);
+  }
+}
+
+std::vector<float> widen(const Launch& launch, const BF16* x, int64_t ld, const std::vector<int64_t>& rows,
+                         int64_t cols) {
+  std::vector<float> out = emulation::floats(static_cast<int64_t>(rows.size()) * cols);
+  float* to = out.data();
+  for (const int64_t row : rows) {
+    emulation::widen_row(launch.at(x + row * ld, cols), cols, to);
+    to += cols;
+  }
+  return out;
+}
+
+std::vector<int64_t> range(int64_t begin, int64_t end) {
+  std::vector<int64_t> rows;
+  for (int64_t i = begin; i < end; ++i) rows.push_back(i);
+  return rows;
+}
+
+// m rows of results, with a's strides, stored at rows c_row...
+void products(const std::vector<float>& a, int64_t a_row, int64_t a_col, const std::vector<float>& b,
+              int64_t m, int64_t l, int64_t n, const GemmOutput& output, const MatrixView& c, int64_t c_row) {
+  constexpr int kRows = 8;
+  std::vector<float> block = emulation::floats(kRows * n);
+  std::vector<float> row = emulation::floats(n);
+  for (int64_t i = 0; i < m; i += kRows) {
+    const int64_t count = std::min<int64_t>(kRows, m - i);
+    if (count == kRows) {
+      strip<kRows>(a.data() + i * a_row, a_row, a_col, b.data(), l, n, block.data());
+    } else {
+      for (int64_t r = 0; r < count; ++r) {
+        strip<1>(a.data() + (i + r) * a_row, a_row, a_col, b.data(), l, n, block.data() + r * n);
+      }
+    }
+    for (int64_t r = 0; r < count; ++r) {
+      std::copy_n(block.data() + r * n, n, row.data());
+      store_result(row, output, c, c_row + i + r);
+    }
+  }
+}
+
+void* batch_output(const GemmOutput& c, int64_t offset) {
+  return static_cast<std::byte*>(c.data) + offset * (c.bf16 ? 2 : 4);
+}
+
+}  // namespace
+
+void build_group_tiles(const int32_t* offsets, int32_t experts, int32_t tile_rows, GroupTile* tiles,
+                       int32_t* num_tiles, StreamHandle stream) {
+  const Launch launch("build_group_tiles", stream);
+  const int32_t* begin = launch.at(offsets, experts + 1);
+  launch.needs(begin[0] == 0 && std::is_sorted(begin, begin + experts + 1), "ascending offsets from 0");
+  std::vector<GroupTile> list;
+  for (int32_t e = 0; e < experts; ++e) {
+    for (int32_t row = begin[e]; row < begin[e + 1]; row += tile_rows) {
+      list.push_back({e, row, std::min(tile_rows, begin[e + 1] - row)});
+    }
+  }
+  const auto count = static_cast<int32_t>(list.size());
+  std::copy(list.begin(), list.end(), launch.at(tiles, count));
+  *launch.at(num_tiles, 1) = count;
+}
+
+void gemm_forward(const GemmForward& g, StreamHandle stream) {
+  const Launch launch("gemm_forward", stream);
+  launch.needs(gemm_forward_takes(g), "gemm_forward_takes(g)");
+  if (g.m == 0 || g.batch.count == 0) return;
+  launch.aligned(g.a, kVectorBytes, "A");
+  if (g.groups != nullptr) return grouped_forward(launch, g);
+  for (int32_t i = 0; i < g.batch.count; ++i) {
+    const BF16* a = g.a + i * g.batch.a;
+    launch.aligned(a, kVectorBytes, "A of a batch");
+    GemmWeight b = g.b;
+    if (g.batch.count > 1) b.data = static_cast<const BF16*>(g.b.data) + i * g.batch.b;
+    ForwardRows rows;
+    for (int64_t row = 0; row < g.m; ++row) add_row(launch, g, a, row, row, rows);
+    multiply(g, rows, weight_at(launch, g.format, b, g.n, g.k),
+             output_view(launch, g.c, batch_output(g.c, i * g.batch.c), g.m, g.n));
+  }
+}
+
+void gemm_dgrad(const GemmBackward& g, StreamHandle stream) {
+  const Launch launch("gemm_dgrad", stream);
+  launch.needs(gemm_dgrad_takes(g), "gemm_dgrad_takes(g)");
+  if (g.m == 0 || g.batch.count == 0) return;
+  launch.aligned(g.a, kVectorBytes, "A");
+  if (g.groups == nullptr) {
+    for (int32_t i = 0; i < g.batch.count; ++i) {
+      const BF16* a = g.a + i * g.batch.a;
+      const BF16* b = g.b + i * g.batch.b;
+      launch.aligned(a, kVectorBytes, "A of a batch");
+      launch.aligned(b, kVectorBytes, "B");
+      products(widen(launch, a, g.lda, range(0, g.m), g.l), g.l, 1,
+               widen(launch, b, g.ldb, range(0, g.l), g.n), g.m, g.l, g.n, g.c,
+               output_view(launch, g.c, batch_output(g.c, i * g.batch.c), g.m, g.n), 0);
+    }
+    return;
+  }
+  const MatrixView c = output_view(launch, g.c, g.c.data, g.m, g.n);
+  for (const GroupTile& tile : read_tiles(launch, *g.groups, g.m)) {
+    const auto* b = static_cast<const BF16*>(launch.at(g.groups->experts + tile.expert, 1)->data);
+    launch.aligned(b, kVectorBytes, "B of an expert");
+    std::vector<int64_t> rows = range(tile.row_begin, tile.row_begin + tile.num_rows);
+    if (g.groups->gather != nullptr) {
+      for (int64_t& row : rows) row = *launch.at(g.groups->gather + row, 1);
+    }
+    products(widen(launch, g.a, g.lda, rows, g.l), g.l, 1, widen(launch, b, g.ldb, range(0, g.l), g.n),
+             tile.num_rows, g.l, g.n, g.c, c, tile.row_begin);
+  }
+}
+
+void gemm_wgrad(const GemmBackward& g, StreamHandle stream) {
+  const Launch launch("gemm_wgrad", stream);
+  launch.needs(gemm_wgrad_takes(g), "gemm_wgrad_takes(g)");
+  const bool grouped = g.offsets != nullptr;
+  if (g.m == 0 || (grouped ? g.num_experts : g.batch.count) == 0) return;
+  launch.aligned(g.a, kVectorBytes, "A");
+  launch.aligned(g.b, kVectorBytes, "B");
+  if (!grouped) {
+    for (int32_t i = 0; i < g.batch.count; ++i) {
+      const std::vector<int64_t> rows = range(0, g.l);
+      launch.aligned(g.a + i * g.batch.a, kVectorBytes, "A of a batch");
+      launch.aligned(g.b + i * g.batch.b, kVectorBytes, "B of a batch");
+      products(widen(launch, g.a + i * g.batch.a, g.lda, rows, g.m), 1, g.m,
+               widen(launch, g.b + i * g.batch.b, g.ldb, rows, g.n), g.m, g.l, g.n, g.c,
+               output_view(launch, g.c, batch_output(g.c, i * g.batch.c), g.m, g.n), 0);
+    }
+    return;
+  }
+  const int32_t* offsets = launch.at(g.offsets, g.num_experts + 1);
+  void* const* outputs = launch.at(g.outputs, g.num_experts);
+  launch.needs(offsets[0] >= 0 && std::is_sorted(offsets, offsets + g.num_experts + 1), "ascending offsets");
+  for (int32_t e = 0; e < g.num_experts; ++e) {
+    const std::vector<int64_t> rows = range(offsets[e], offsets[e + 1]);
+    std::vector<int64_t> b_rows = rows;
+    if (g.b_gather != nullptr) {
+      for (int64_t& row : b_rows) row = *launch.at(g.b_gather + row, 1);
+    }
+    products(widen(launch, g.a, g.lda, rows, g.m), 1, g.m, widen(launch, g.b, g.ldb, b_rows, g.n), g.m,
+             static_cast<int64_t>(rows.size()), g.n, g.c, output_view(launch, g.c, outputs[e], g.m, g.n), 0);
+  }
+}
+
+}  // namespace accord::kernels::cuda

@@ -1,0 +1,155 @@
+#include "tests/emulation/memory.hpp"
+
+#include <sys/mman.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string_view>
+#include <system_error>
+
+namespace accord::emulation {
+namespace {
+
+constexpr size_t kAlignment = 256;
+constexpr int kMaxDevices = 16;
+constexpr int64_t kDefaultBytes = int64_t{8} << 30;
+
+// The number in an environment variable; `fallback` where it is not set, -1 where it is no number.
+int64_t setting(const char* name, int64_t fallback) {
+  const char* text = std::getenv(name);
+  if (text == nullptr) return fallback;
+  const std::string_view all(text);
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(all.data(), all.data() + all.size(), value);
+  return error == std::errc() && end == all.data() + all.size() ? value : -1;
+}
+
+std::byte* map(size_t bytes, int protection) {
+  void* p = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return p == MAP_FAILED ? nullptr : static_cast<std::byte*>(p);
+}
+
+class Device {
+ public:
+  void* allocate(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (addresses_ == nullptr && !reserve()) return nullptr;
+    bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    size_t at = 0;
+    for (const auto& [begin, size] : blocks_) {
+      if (begin - at >= bytes) break;
+      at = begin + size;
+    }
+    if (bytes > memory_bytes() - at) return nullptr;
+    blocks_[at] = bytes;
+    used_ += bytes;
+    std::memset(memory_ + at, kPoison, bytes);
+    return addresses_ + at;
+  }
+
+  bool release(const void* p) {
+    const std::lock_guard lock(mutex_);
+    if (!holds(p)) return false;
+    const auto block = blocks_.find(offset(p));
+    if (block == blocks_.end()) return false;
+    (void)give_back(block->first, block->second);
+    used_ -= block->second;
+    blocks_.erase(block);
+    return true;
+  }
+
+  void* resolve(const void* p, size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    if (!holds(p)) return nullptr;
+    const size_t at = offset(p);
+    auto block = blocks_.upper_bound(at);
+    if (block == blocks_.begin()) return nullptr;
+    --block;
+    const size_t left = block->first + block->second;
+    return at <= left && bytes <= left - at ? memory_ + at : nullptr;
+  }
+
+  bool is_address(const void* p) {
+    const std::lock_guard lock(mutex_);
+    return holds(p);
+  }
+  size_t used() {
+    const std::lock_guard lock(mutex_);
+    return used_;
+  }
+
+ private:
+  bool reserve() {
+    addresses_ = map(memory_bytes(), PROT_NONE);
+    memory_ = map(memory_bytes(), PROT_READ | PROT_WRITE);
+    return addresses_ != nullptr && memory_ != nullptr;
+  }
+  bool holds(const void* p) const {
+    return addresses_ != nullptr && p >= addresses_ && p < addresses_ + memory_bytes();
+  }
+  size_t offset(const void* p) const {
+    return static_cast<size_t>(static_cast<const std::byte*>(p) - addresses_);
+  }
+  // Gives whole pages back to the system.
+  int give_back(size_t at, size_t bytes) {
+    constexpr size_t kPage = 4096;
+    const size_t begin = (at + kPage - 1) / kPage * kPage;
+    const size_t end = (at + bytes) / kPage * kPage;
+    return begin < end ? madvise(memory_ + begin, end - begin, MADV_DONTNEED) : 0;
+  }
+
+  std::mutex mutex_;
+  std::byte* addresses_ = nullptr;
+  std::byte* memory_ = nullptr;
+  std::map<size_t, size_t> blocks_;  // offset -> bytes
+  size_t used_ = 0;
+};
+
+Device& device_at(int index) {
+  static Device devices[kMaxDevices];
+  return devices[index];
+}
+
+int& thread_device() {
+  thread_local int device = 0;
+  return device;
+}
+
+}  // namespace
+
+StatusOr<int> device_count() {
+  const int64_t count = setting("ACCORD_EMULATED_DEVICES", 1);
+  if (count < 0 || count > kMaxDevices) {
+    return unavailable_error("ACCORD_EMULATED_DEVICES: a number from 0 to {}", kMaxDevices);
+  }
+  if (setting("ACCORD_EMULATED_MEMORY", kDefaultBytes) <= 0) {
+    return unavailable_error("ACCORD_EMULATED_MEMORY: a number of bytes");
+  }
+  return static_cast<int>(count);
+}
+
+size_t memory_bytes() {
+  static const auto bytes = static_cast<size_t>(setting("ACCORD_EMULATED_MEMORY", kDefaultBytes));
+  return bytes;
+}
+
+size_t memory_used(int device) { return device_at(device).used(); }
+void* allocate(int device, size_t bytes) { return device_at(device).allocate(bytes); }
+bool release(int device, void* p) { return device_at(device).release(p); }
+
+bool is_device_address(const void* p) {
+  for (int device = 0; device < kMaxDevices; ++device) {
+    if (device_at(device).is_address(p)) return true;
+  }
+  return false;
+}
+
+void* resolve(int device, const void* p, size_t bytes) { return device_at(device).resolve(p, bytes); }
+
+int current_device() { return thread_device(); }
+void set_current_device(int device) { thread_device() = device; }
+
+}  // namespace accord::emulation
