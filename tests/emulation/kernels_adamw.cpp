@@ -1,9 +1,10 @@
-// The optimizer's kernels (adamw_cuda.hpp) as their header writes them, element by element.
+// The optimizer's kernels (adamw_cuda.hpp), element by element.
 #include <algorithm>
 #include <bit>
 #include <cmath>
 
 #include "kernels/adamw/adamw_cuda.hpp"
+#include "kernels/adamw/adamw_element.hpp"
 #include "kernels/formats/mxfp8.hpp"
 #include "tests/emulation/launch.hpp"
 #include "tests/emulation/rows.hpp"
@@ -18,34 +19,23 @@ constexpr uint32_t kMagnitude = 0x7fffffffU;
 
 uint32_t magnitude_bits(float x) { return std::bit_cast<uint32_t>(x) & kMagnitude; }
 
-void update(float& master, float gradient, float& exp_avg, float& exp_avg_sq, const AdamwFactors& f) {
-  const float g = gradient * f.scale;
-  const float m = f.beta1 * exp_avg + f.one_minus_beta1 * g;
-  const float v = f.beta2 * exp_avg_sq + f.one_minus_beta2 * (g * g);
-  exp_avg = m;
-  exp_avg_sq = v;
-  if (f.move) {
-    master = master * f.decay - f.step * (m / (std::sqrt(v) * f.inv_sqrt_correction2 + f.eps));
-  }
-}
-
-void update_all(const Launch& launch, float* master, float* gradient, float* exp_avg, float* exp_avg_sq,
+void update_all(const Launch& launch, float* master, const float* gradient, float* exp_avg, float* exp_avg_sq,
                 int64_t count, const AdamwFactors& factors) {
   float* w = launch.at(master, count);
   const float* g = launch.at(gradient, count);
   float* m = launch.at(exp_avg, count);
   float* v = launch.at(exp_avg_sq, count);
-  for (int64_t i = 0; i < count; ++i) update(w[i], g[i], m[i], v[i], factors);
+  for (int64_t i = 0; i < count; ++i) adamw_element(w[i], g[i], m[i], v[i], factors);
 }
 
 }  // namespace
 
-void adamw(float* master, float* gradient, float* exp_avg, float* exp_avg_sq, int64_t count,
+void adamw(float* master, const float* gradient, float* exp_avg, float* exp_avg_sq, int64_t count,
            const AdamwFactors& factors, StreamHandle stream) {
   update_all(Launch("adamw", stream), master, gradient, exp_avg, exp_avg_sq, count, factors);
 }
 
-void adamw_export(float* master, float* gradient, float* exp_avg, float* exp_avg_sq,
+void adamw_export(float* master, const float* gradient, float* exp_avg, float* exp_avg_sq,
                   const AdamwExport& exported, const AdamwFactors& factors, StreamHandle stream) {
   const Launch launch("adamw_export", stream);
   const int64_t count = exported.rows * exported.cols;

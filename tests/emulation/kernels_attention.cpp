@@ -22,6 +22,8 @@ MatrixView rows_of(const void* data, int64_t rows, int64_t cols, int64_t stride)
   return {const_cast<void*>(data), Dtype::kBF16, rows, cols, stride};
 }
 
+int64_t batch_end(const AttentionTile& tile) { return int64_t{tile.row_begin} + tile.num_rows; }
+
 // Whether a tile's pages lie in the cache: the last row of it that is read.
 int64_t last_cache_row(const Launch& launch, const AttentionForward& args, const AttentionTile& tile) {
   const int64_t end = int64_t{tile.first_position} + tile.num_rows;
@@ -33,6 +35,17 @@ int64_t last_cache_row(const Launch& launch, const AttentionForward& args, const
     last = std::max(last, page + std::min<int64_t>(kPageSize, end - begin) - 1);
   }
   return last;
+}
+
+// Where splits run side by side, all rows are merged: the tiles cover them.
+void check_cover(const Launch& launch, const AttentionForward& args, const AttentionTile* tiles) {
+  if (args.partials == nullptr) return;
+  std::vector<bool> covered(static_cast<size_t>(args.num_rows));
+  for (int32_t i = 0; i < args.num_tiles; ++i) {
+    std::fill_n(covered.begin() + tiles[i].row_begin, tiles[i].num_rows, true);
+  }
+  launch.needs(std::find(covered.begin(), covered.end(), false) == covered.end(),
+               "tiles that cover all rows");
 }
 
 void check_splits(const Launch& launch, const AttentionForward& args, const AttentionTile& tile) {
@@ -96,9 +109,11 @@ void attention_forward(const AttentionForward& args, StreamHandle stream) {
                      tile.row_begin >= 0 && tile.first_position >= 0 &&
                      (args.num_rows == 0 || tile.row_begin + tile.num_rows <= args.num_rows),
                  "tiles of attention_tile_rows rows within the batch");
+    launch.needs(args.partials == nullptr || batch_end(tile) <= args.num_rows,
+                 "num_rows where splits run side by side");
     check_splits(launch, args, tile);
     const int64_t rows = last_cache_row(launch, args, tile) + 1;
-    const int64_t batch = int64_t{tile.row_begin} + tile.num_rows;
+    const int64_t batch = batch_end(tile);
     const MatrixView q = launch.at(rows_of(args.q, batch, q_width, args.q_stride));
     const MatrixView out = launch.at(rows_of(args.out, batch, out_width, args.out_stride));
     const MatrixView k = launch.at(rows_of(args.k, rows, k_width, args.k_stride));
@@ -116,6 +131,7 @@ void attention_forward(const AttentionForward& args, StreamHandle stream) {
       attention(q, kv, segment, tile.row_begin, batch, head, shape, out, lse, scratch);
     }
   }
+  check_cover(launch, args, tiles);
 }
 
 void attention_backward(const AttentionBackwardArgs& args, StreamHandle stream) {

@@ -31,14 +31,15 @@ std::byte* element(const MatrixView& x, int64_t row, int64_t col) {
 
 void scatter_rows(MatrixView x, const int32_t* to_rows, MatrixView y, StreamHandle stream) {
   const Launch launch("scatter_rows", stream);
-  launch.needs(to_rows != nullptr, "rows to go to");
+  launch.needs(x.cols == y.cols && (to_rows != nullptr || x.rows == 0), "one width, and rows to go to");
   copy_columns(x, {1, x.cols, 0, 0, 0, 0}, to_rows, y, stream);
 }
 
 void copy_columns(MatrixView x, const ColumnGroups& columns, const int32_t* to_rows, MatrixView y,
                   StreamHandle stream) {
   const Launch launch("copy_columns", stream);
-  launch.needs(x.dtype == y.dtype, "x and y of one dtype");
+  launch.needs(x.dtype == y.dtype && columns.groups * columns.count * size_of(x.dtype) < (int64_t{1} << 31),
+               "x and y of one dtype, and less than 2^31 bytes a row");
   if (x.rows == 0 || columns.groups == 0 || columns.count == 0) return;
   const auto within = [&](int64_t first, int64_t stride, int64_t cols) {
     const int64_t last = first + (columns.groups - 1) * stride;
