@@ -52,4 +52,13 @@ __device__ inline float lane_of_squares(const T* x, int64_t n, int lane) {
   return sum;
 }
 
+// A tree's sum over a warp, for every lane: where no CPU order is promised.
+__device__ inline float warp_sum(float v) {
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    v = v + __shfl_xor_sync(kFullMask, v, offset);
+  }
+  return v;
+}
+
 }  // namespace accord::gpu
