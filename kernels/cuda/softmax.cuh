@@ -73,8 +73,24 @@ __device__ inline float tempered(float logit, float temperature) {
 
 // max z of the row, NaN ignored, from -inf; for every thread.
 __device__ inline float max_of_row(const float* logits, int64_t vocab, float temperature, float* shared) {
+  // From the end of the row: the pass that follows finds what was read last, the start, in the cache.
+  constexpr int kUnroll = 8;
   float m = -__builtin_huge_valf();
-  for_my_logits(logits, vocab, [&](int64_t, float logit) { m = fmaxf(m, tempered(logit, temperature)); });
+  int64_t i = vocab - 1 - threadIdx.x;
+  for (; i >= (kUnroll - 1) * kSoftmaxThreads; i -= kUnroll * kSoftmaxThreads) {
+    float v[kUnroll];
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) {
+      v[j] = logits[i - j * kSoftmaxThreads];
+    }
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) {
+      m = fmaxf(m, tempered(v[j], temperature));
+    }
+  }
+  for (; i >= 0; i -= kSoftmaxThreads) {
+    m = fmaxf(m, tempered(logits[i], temperature));
+  }
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {
     m = fmaxf(m, __shfl_xor_sync(kFullMask, m, offset));
   }
