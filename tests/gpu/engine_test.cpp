@@ -42,7 +42,7 @@ std::vector<Request> mixed_requests(int64_t vocab) {
     request.num_samples = 1 + static_cast<int32_t>(i % 3);
     request.sampling.temperature = i % 2 == 0 ? 1.0F : 0.7F;
     request.sampling.max_new_tokens = kNewTokens;
-    request.sampling.stop_tokens = {3, 4};
+    if (i % 2 == 0) request.sampling.stop_tokens = {3, 4};
     requests.push_back(request);
   }
   requests[1].sampling.top_p = 0.8F;
