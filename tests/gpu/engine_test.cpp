@@ -227,13 +227,17 @@ TEST_CASE("Device engine draws for more samples than a batch has rows") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
   Rollout rollout(*gpu, checkpoint_policy(*gpu, "llama_tied", WeightFormat::kBF16));
-  Request request;
-  request.prompt.id = 3;
-  request.prompt.tokens = random_tokens(rollout.config().vocab_size, 21, 9);
-  request.num_samples = 40;
-  request.sampling.max_new_tokens = 6;
-  const Run wide = rollout.generate({}, {request});
-  check_same(rollout.generate({.max_batch_rows = 7, .prefill_chunk = 7}, {request}).samples, wide.samples);
+  // Both prompts end in one forward, whose draws then come in pieces.
+  std::vector<Request> requests(2);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    requests[i].prompt.id = 3 + i;
+    requests[i].prompt.tokens =
+        random_tokens(rollout.config().vocab_size, 2 + static_cast<int32_t>(i), 9 + i);
+    requests[i].num_samples = 20;
+    requests[i].sampling.max_new_tokens = 6;
+  }
+  const Run wide = rollout.generate({}, requests);
+  check_same(rollout.generate({.max_batch_rows = 7, .prefill_chunk = 7}, requests).samples, wide.samples);
   CHECK(wide.samples.size() == 40);
 }
 
