@@ -12,6 +12,8 @@ namespace {
 
 constexpr int64_t kBlock = 1 << 14;  // elements per task
 
+using MasterOf = std::function<std::span<const float>(int64_t parameter)>;
+
 // The sizes of the rounds of one exchange. Every rank's rounds number the same.
 struct Rounds {
   int64_t chunk = 0;  // elements per section and round
@@ -45,7 +47,7 @@ void for_blocks(ThreadPool& pool, int64_t total, const std::function<void(int64_
 }
 
 // bf16(master) of elements [begin, begin + count) of the own section of `layout`, padding 0.
-void read_own_section(const Parameters& parameters, const ShardLayout& layout, int64_t begin, int64_t count,
+void read_own_section(const MasterOf& master_of, const ShardLayout& layout, int64_t begin, int64_t count,
                       BF16* out) {
   std::fill_n(out, count, BF16{});
   const std::span<const int64_t> own = layout.own_parameters();
@@ -53,7 +55,7 @@ void read_own_section(const Parameters& parameters, const ShardLayout& layout, i
     return at < layout.offset_in_section(parameter);
   });
   for (auto it = after == own.begin() ? after : after - 1; it != own.end(); ++it) {
-    const std::span<const float> master = parameters.master(*it);
+    const std::span<const float> master = master_of(*it);
     const int64_t at = layout.offset_in_section(*it);
     if (at >= begin + count) break;
     const int64_t first = std::max(begin, at);
@@ -64,14 +66,13 @@ void read_own_section(const Parameters& parameters, const ShardLayout& layout, i
 
 }  // namespace
 
-Status reduce_gradients(const Parameters& parameters, Communicator& group, ThreadPool& pool,
+Status reduce_gradients(const ShardLayout& layout, float* gradients, Communicator& group, ThreadPool& pool,
                         Deadline deadline, int64_t round_bytes) {
-  const ShardLayout& layout = parameters.gradient_layout();
   const int32_t rank = group.rank();
   const size_t size = static_cast<size_t>(group.size());
   ACCORD_ASSIGN_OR_RETURN(const Rounds rounds,
                           plan_rounds(layout, group, sizeof(float), round_bytes, deadline));
-  float* const own = parameters.owned_gradients().data();
+  float* const own = gradients + layout.section_begin(rank);
   std::vector<int64_t> in_bytes(size), out_bytes(size), counts(size);
   std::vector<const float*> from(size);
   Buffer sent, received;
@@ -84,7 +85,7 @@ Status reduce_gradients(const Parameters& parameters, Communicator& group, Threa
     for (int32_t r = 0; r < group.size(); ++r) {
       const size_t i = static_cast<size_t>(r);
       const int64_t outgoing = r == rank ? 0 : rounds.elements(layout.section(r, rank), round);
-      std::copy_n(parameters.gradients() + layout.section_begin(r) + begin, outgoing, out);
+      std::copy_n(gradients + layout.section_begin(r) + begin, outgoing, out);
       out += outgoing;
       in_bytes[i] = outgoing * static_cast<int64_t>(sizeof(float));
       counts[i] = rounds.elements(layout.section(rank, r), round);
@@ -106,9 +107,8 @@ Status reduce_gradients(const Parameters& parameters, Communicator& group, Threa
   return absl::OkStatus();
 }
 
-Status share_originals(const Parameters& parameters, Communicator& group, ThreadPool& pool, Deadline deadline,
-                       int64_t round_bytes) {
-  const ShardLayout& layout = parameters.original_layout();
+Status share_originals(const ShardLayout& layout, BF16* originals, const MasterOf& master,
+                       Communicator& group, ThreadPool& pool, Deadline deadline, int64_t round_bytes) {
   const int32_t rank = group.rank();
   const size_t size = static_cast<size_t>(group.size());
   ACCORD_ASSIGN_OR_RETURN(const Rounds rounds,
@@ -122,7 +122,7 @@ Status share_originals(const Parameters& parameters, Communicator& group, Thread
     const int64_t begin = round * rounds.chunk;
     const int64_t mine = rounds.elements(layout.section(rank, rank), round);
     for_blocks(pool, mine, [&](int64_t first, int64_t count) {
-      read_own_section(parameters, layout, begin + first, count, own.as<BF16>() + first);
+      read_own_section(master, layout, begin + first, count, own.as<BF16>() + first);
     });
     BF16* out = sent.as<BF16>();
     for (int32_t r = 0; r < group.size(); ++r) {
@@ -137,7 +137,7 @@ Status share_originals(const Parameters& parameters, Communicator& group, Thread
     const BF16* in = received.as<BF16>();
     for (int32_t r = 0; r < group.size(); ++r) {
       const int64_t count = out_bytes[static_cast<size_t>(r)] / static_cast<int64_t>(sizeof(BF16));
-      std::copy_n(in, count, parameters.originals() + layout.section_begin(r) + begin);
+      std::copy_n(in, count, originals + layout.section_begin(r) + begin);
       in += count;
     }
   }

@@ -4,24 +4,31 @@
 //   gradients   every holder's to the owner, which adds them up
 //   originals   bf16(master) of low-precision weights, from the owner to the other holders
 #include <cstdint>
+#include <functional>
+#include <span>
 
 #include "base/communicator.hpp"
 #include "base/deadline.hpp"
+#include "base/dtype.hpp"
 #include "base/status.hpp"
 #include "device/thread_pool.hpp"
-#include "trainer/parameters.hpp"
+#include "trainer/shards.hpp"
 
 namespace accord::trainer {
 
 inline constexpr int64_t kRoundBytes = int64_t{16} << 20;  // that a rank sends in a round, to all ranks
 
 // The gradients of the tensors that this rank owns become ((g0 + g1) + g2) + ... over the ranks that hold the
-// tensor, ascending, fp32; those of other tensors stay this rank's own. Collective.
-Status reduce_gradients(const Parameters& parameters, Communicator& group, ThreadPool& pool,
+// tensor, ascending, fp32; those of other tensors stay this rank's own. `gradients`: the array of `layout`
+// (ParameterTable::held). Collective.
+Status reduce_gradients(const ShardLayout& layout, float* gradients, Communicator& group, ThreadPool& pool,
                         Deadline deadline, int64_t round_bytes = kRoundBytes);
 
-// Fills the copies that Parameters::bind asked for. Collective.
-Status share_originals(const Parameters& parameters, Communicator& group, ThreadPool& pool, Deadline deadline,
+// Fills the array of `layout` (ParameterTable::plan_originals). `master` gives the masters of the tensors
+// that this rank owns. Collective.
+Status share_originals(const ShardLayout& layout, BF16* originals,
+                       const std::function<std::span<const float>(int64_t parameter)>& master,
+                       Communicator& group, ThreadPool& pool, Deadline deadline,
                        int64_t round_bytes = kRoundBytes);
 
 }  // namespace accord::trainer

@@ -73,7 +73,8 @@ Status Pass::run_layer(int64_t layer, const PackedBatch& packed, MatrixView x, c
   ACCORD_RETURN_IF_ERROR(
       model_.layer_forward(layer, packed.batch(), kv, x, layer_routing, with_tape ? &slot.tape : nullptr));
   if (observe && routing.observe && moe_slot >= 0) {
-    routing.observe(layer, slot.tape.router_probs.as<float>());
+    routing.observe(layer, slot.tape.router_probs.as<float>(),
+                    model_.weights().layers[static_cast<size_t>(layer)].router_bias);
   }
   return absl::OkStatus();
 }

@@ -5,38 +5,17 @@
 //   logits -> log-probs -> loss derivatives -> head backward -> layers backward (recomputed where no tape was
 //   kept) -> embedding backward
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <vector>
 
 #include "base/status.hpp"
 #include "model/forward.hpp"
+#include "trainer/backend.hpp"
 #include "trainer/layer_backward.hpp"
 #include "trainer/packing.hpp"
 #include "trainer/workspace.hpp"
 
 namespace accord::trainer {
-
-// Derivatives of the batch's loss with respect to one response token's log-prob and entropy.
-struct TokenGradient {
-  double dlogprob = 0.0;
-  double dentropy = 0.0;
-};
-
-struct TokenValue {
-  float logprob = 0.0F;
-  float entropy = 0.0F;  // nats, at the sample's temperature
-};
-
-// Called once for each response token of the micro-batch (packed order), from any thread.
-using TokenLossFn = std::function<TokenGradient(int64_t token, const TokenValue& value)>;
-
-// Expert choices of a micro-batch.
-struct PassRouting {
-  std::span<const int32_t> replay;  // [MoE layers, T, K]; empty: route by score
-  // Called per MoE layer with its router probabilities [T,E] when set.
-  std::function<void(int64_t layer, const float* probs_TE)> observe;
-};
 
 // With an expert group (Model::set_expert_group) all places make the same calls, those without a sequence
 // with an empty micro-batch; the caller renews the exchange's deadline.

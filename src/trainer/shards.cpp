@@ -4,15 +4,13 @@
 #include <map>
 #include <numeric>
 
-#include "device/buffer.hpp"
-
 namespace accord::trainer {
 
 namespace {
 
-constexpr int64_t kAlignElements = static_cast<int64_t>(Buffer::kAlignment / sizeof(float));
-
-int64_t padded(int64_t elements) { return (elements + kAlignElements - 1) / kAlignElements * kAlignElements; }
+int64_t padded(int64_t elements, int64_t alignment) {
+  return (elements + alignment - 1) / alignment * alignment;
+}
 
 struct Unit {
   std::vector<int64_t> parameters;
@@ -88,7 +86,7 @@ StatusOr<Shards> Shards::create(const ModelConfig& config, const ShardOptions& o
 }
 
 ShardLayout::ShardLayout(const Shards& shards, std::span<const ParamSpec> specs,
-                         const std::function<bool(int64_t)>& chosen, bool with_own)
+                         const std::function<bool(int64_t)>& chosen, bool with_own, int64_t alignment)
     : places_(shards.expert_parallel()) {
   const size_t size = static_cast<size_t>(shards.size());
   const size_t places = static_cast<size_t>(places_);
@@ -103,7 +101,8 @@ ShardLayout::ShardLayout(const Shards& shards, std::span<const ParamSpec> specs,
       int64_t* lengths = lengths_.data() + static_cast<size_t>(shards.owner(parameter)) * places;
       in_section_[i] = lengths[static_cast<size_t>(shared ? shards.place(shards.owner(parameter)) : home)];
       for (size_t place = 0; place < places; ++place) {
-        if (shared || static_cast<int32_t>(place) == home) lengths[place] += padded(specs[i].numel());
+        if (shared || static_cast<int32_t>(place) == home)
+          lengths[place] += padded(specs[i].numel(), alignment);
       }
       if (shards.owns(parameter)) own_.push_back(parameter);
     }

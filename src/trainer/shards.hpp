@@ -66,14 +66,16 @@ class Shards {
 
 // A flat array of tensors that one rank holds, in one section per owner. Section o of rank s is a prefix of
 // section o of rank o: tensors that all places hold come first, else canonical order holds. Every tensor
-// starts on a 64-byte boundary (of fp32), and sizes count elements with that padding.
+// starts at a multiple of `alignment` elements, and sizes count elements with that padding.
 class ShardLayout {
  public:
+  static constexpr int64_t kAlignment = 16;  // elements: 64 bytes of fp32
+
   // Takes the parameters that `chosen` accepts (the same on all ranks) and this rank holds. Without
   // `with_own` the own section takes no room.
   ShardLayout() = default;
   ShardLayout(const Shards& shards, std::span<const ParamSpec> specs,
-              const std::function<bool(int64_t)>& chosen, bool with_own);
+              const std::function<bool(int64_t)>& chosen, bool with_own, int64_t alignment = kAlignment);
 
   int64_t total() const { return total_; }
   // Where a parameter starts in the array; -1: not in it.

@@ -11,8 +11,8 @@
 #include <optional>
 
 #include "recipe/recipe.hpp"
+#include "trainer/backend.hpp"
 #include "trainer/batch_stats.hpp"
-#include "trainer/pass.hpp"
 
 namespace accord::trainer {
 

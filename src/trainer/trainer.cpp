@@ -1,10 +1,9 @@
 #include "trainer/trainer.hpp"
 
-#include <algorithm>
 #include <utility>
 
-#include "trainer/exchange.hpp"
-#include "trainer/linear_backward.hpp"
+#include "trainer/cpu_backend.hpp"
+#include "trainer/cuda_backend.hpp"
 #include "trainer/trainer_impl.hpp"
 
 namespace accord::trainer {
@@ -29,28 +28,12 @@ Status validate_schedule(const recipe::OptimizerPart& optimizer, int64_t total_s
   return absl::OkStatus();
 }
 
-Status check_size(std::string_view name, size_t have, size_t want) {
-  if (have == want) return absl::OkStatus();
+Status check_size(std::string_view name, size_t have, int64_t want) {
+  if (static_cast<int64_t>(have) == want) return absl::OkStatus();
   return internal_error("trainer: {} has {} values, {} were given", name, want, have);
 }
 
-// One tensor of the state in host memory.
-StateTensor host_tensor(std::string name, const ParamSpec& spec, std::span<float> values) {
-  StateTensor out{std::move(name), spec.shape, spec.numel(), nullptr, nullptr};
-  out.read = [name = out.name, values](std::span<float> to) -> Status {
-    ACCORD_RETURN_IF_ERROR(check_size(name, to.size(), values.size()));
-    std::copy(values.begin(), values.end(), to.begin());
-    return absl::OkStatus();
-  };
-  out.write = [name = out.name, values](std::span<const float> from) -> Status {
-    ACCORD_RETURN_IF_ERROR(check_size(name, from.size(), values.size()));
-    std::copy(from.begin(), from.end(), values.begin());
-    return absl::OkStatus();
-  };
-  return out;
-}
-
-StatusOr<BackwardOptions> backward_options(const TrainerOptions& options, const Parameters& parameters) {
+StatusOr<BackwardOptions> backward_options(const TrainerOptions& options, const ParameterTable& parameters) {
   BackwardOptions out{options.backward, std::vector<bool>(static_cast<size_t>(parameters.count()))};
   for (const std::string& name : options.e5m2_gradients) {
     const int64_t index = parameters.index(name);
@@ -60,16 +43,23 @@ StatusOr<BackwardOptions> backward_options(const TrainerOptions& options, const 
   return out;
 }
 
+StatusOr<std::unique_ptr<TrainingBackend>> make_backend(const ModelConfig& config,
+                                                        const TrainerOptions& options, ThreadPool& pool) {
+  ACCORD_ASSIGN_OR_RETURN(Shards shards, Shards::create(config, {options.rank, options.size,
+                                                                 options.expert_parallel, options.units}));
+  const bool cuda = options.device.is_cuda();
+  ACCORD_ASSIGN_OR_RETURN(ParameterTable table,
+                          ParameterTable::create(config, options.no_weight_decay, std::move(shards),
+                                                 cuda ? kDeviceAlignment : ShardLayout::kAlignment));
+  ACCORD_ASSIGN_OR_RETURN(BackwardOptions backward, backward_options(options, table));
+  if (cuda) return make_cuda_backend(config, options, std::move(backward), std::move(table), pool);
+  return make_cpu_backend(config, options, std::move(backward), std::move(table), pool);
+}
+
 }  // namespace
 
-Trainer::Impl::Impl(const ModelConfig& c, const TrainerOptions& o, ThreadPool& p, Parameters params,
-                    BackwardOptions backward)
-    : config(c),
-      options(o),
-      pool(p),
-      parameters(std::move(params)),
-      group(o.rank, o.size),
-      workspace(config, parameters, pool, options.compute_dtype, std::move(backward)) {}
+Trainer::Impl::Impl(const ModelConfig& c, const TrainerOptions& o, std::unique_ptr<TrainingBackend> b)
+    : config(c), options(o), backend(std::move(b)), parameters(backend->table()), group(o.rank, o.size) {}
 
 Trainer::Trainer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Trainer::~Trainer() = default;
@@ -79,17 +69,21 @@ StatusOr<std::unique_ptr<Trainer>> Trainer::create(const ModelConfig& config, co
   ACCORD_RETURN_IF_ERROR(validate(config));
   ACCORD_RETURN_IF_ERROR(validate_options(options));
   ACCORD_RETURN_IF_ERROR(validate_schedule(options.optimizer, options.total_steps));
-  if (options.device.is_cuda()) return unavailable_error("the trainer does not run on CUDA in this build");
-  ACCORD_ASSIGN_OR_RETURN(Shards shards, Shards::create(config, {options.rank, options.size,
-                                                                 options.expert_parallel, options.units}));
-  ACCORD_ASSIGN_OR_RETURN(Parameters parameters,
-                          Parameters::create(config, options.no_weight_decay, std::move(shards)));
-  ACCORD_ASSIGN_OR_RETURN(BackwardOptions backward, backward_options(options, parameters));
-  auto impl = std::make_unique<Impl>(config, options, pool, std::move(parameters), std::move(backward));
-  for (int64_t i = 0; i < impl->parameters.count(); ++i) {
-    if (!impl->parameters.shards().owns(i)) continue;
-    const ParamSpec& spec = impl->parameters.specs()[static_cast<size_t>(i)];
-    const Status status = load_master(spec, impl->parameters.master(i));
+  ACCORD_ASSIGN_OR_RETURN(std::unique_ptr<TrainingBackend> backend, make_backend(config, options, pool));
+  auto impl = std::make_unique<Impl>(config, options, std::move(backend));
+  const ParameterTable& parameters = impl->parameters;
+  std::vector<float> staging;
+  for (int64_t i = 0; i < parameters.count(); ++i) {
+    if (!parameters.shards().owns(i)) continue;
+    const ParamSpec& spec = parameters.spec(i);
+    std::span<float> values = impl->backend->host_values(StateKind::kMaster, i);
+    const bool staged = values.empty() && spec.numel() > 0;
+    if (staged) {
+      staging.resize(static_cast<size_t>(spec.numel()));
+      values = staging;
+    }
+    Status status = load_master(spec, values);
+    if (status.ok() && staged) status = impl->backend->write(StateKind::kMaster, i, staging);
     if (!status.ok()) return annotate(status, spec.name);
   }
   return std::unique_ptr<Trainer>(new Trainer(std::move(impl)));
@@ -104,51 +98,48 @@ Status Trainer::connect_experts(Communicator& group) {
     return internal_error("trainer: an expert group's rank {} of {} for place {} of {}", group.rank(),
                           group.size(), place, shards.expert_parallel());
   }
-  if (impl_->model != nullptr) ACCORD_RETURN_IF_ERROR(impl_->model->set_expert_group(&group));
-  impl_->expert_group = &group;
+  ACCORD_RETURN_IF_ERROR(impl_->backend->set_expert_group(&group));
+  impl_->experts_connected = true;
   return absl::OkStatus();
 }
 
 Status Trainer::bind_arena(const WeightManifest& manifest, const void* arena) {
-  const recipe::BackwardMode mode = impl_->options.backward;
-  ACCORD_RETURN_IF_ERROR(check_backward(manifest, mode));
-  ACCORD_RETURN_IF_ERROR(impl_->parameters.bind(manifest, arena, mode != recipe::BackwardMode::kDequantized));
-  ACCORD_ASSIGN_OR_RETURN(model::PolicyWeights weights, model::bind_weights(impl_->config, manifest, arena));
-  ACCORD_ASSIGN_OR_RETURN(impl_->model, model::Model::create(impl_->config, std::move(weights),
-                                                             impl_->options.compute_dtype, impl_->pool));
-  ACCORD_RETURN_IF_ERROR(impl_->model->set_expert_group(impl_->expert_group));
-  impl_->pass = std::make_unique<Pass>(impl_->workspace, *impl_->model, impl_->options.activation_bytes);
-  return absl::OkStatus();
+  return impl_->backend->bind(manifest, arena);
 }
 
 DeviceId Trainer::device() const { return impl_->options.device; }
-const Stream* Trainer::stream() const { return nullptr; }
+const Stream* Trainer::stream() const { return impl_->backend->stream(); }
+TrainerMemory Trainer::memory() const { return impl_->backend->memory(); }
+
+Status Trainer::Impl::read(StateKind kind, std::string_view name, std::span<float> out) const {
+  const int64_t index = parameters.index(name);
+  if (index < 0 || !parameters.shards().owns(index)) {
+    return internal_error("trainer: rank {} has no parameter '{}' of its own", group.rank(), name);
+  }
+  ACCORD_RETURN_IF_ERROR(check_size(name, out.size(), parameters.spec(index).numel()));
+  return backend->read(kind, index, out);
+}
 
 Status Trainer::read_master(std::string_view name, std::span<float> out) const {
-  if (!owns(name)) return internal_error("trainer: this rank has no master of '{}'", name);
-  const std::span<const float> values = impl_->parameters.master(impl_->parameters.index(name));
-  ACCORD_RETURN_IF_ERROR(check_size(name, out.size(), values.size()));
-  std::copy(values.begin(), values.end(), out.begin());
-  return absl::OkStatus();
+  return impl_->read(StateKind::kMaster, name, out);
 }
 
 Status Trainer::read_gradient(std::string_view name, std::span<float> out) const {
-  if (!owns(name)) return internal_error("trainer: this rank has no gradient of '{}'", name);
-  const std::span<const float> values = gradient(name);
-  ACCORD_RETURN_IF_ERROR(check_size(name, out.size(), values.size()));
-  std::copy(values.begin(), values.end(), out.begin());
-  return absl::OkStatus();
+  return impl_->read(StateKind::kGradient, name, out);
 }
 
-const float* Trainer::device_master(std::string_view) const { return nullptr; }
+const float* Trainer::device_master(std::string_view name) const {
+  return owns(name) ? impl_->backend->device_master(impl_->parameters.index(name)) : nullptr;
+}
 
 std::span<float> Trainer::master(std::string_view name) {
-  const int64_t index = impl_->parameters.index(name);
-  return index < 0 ? std::span<float>() : impl_->parameters.master(index);
+  if (!owns(name)) return {};
+  return impl_->backend->host_values(StateKind::kMaster, impl_->parameters.index(name));
 }
 
 std::span<const float> Trainer::gradient(std::string_view name) const {
-  return owns(name) ? impl_->parameters.gradient(impl_->parameters.index(name)) : std::span<const float>();
+  if (!owns(name)) return {};
+  return impl_->backend->host_values(StateKind::kGradient, impl_->parameters.index(name));
 }
 
 bool Trainer::owns(std::string_view name) const {
@@ -168,22 +159,37 @@ int32_t Trainer::owner(std::string_view name) const {
 
 Status Trainer::share_originals(Deadline deadline) {
   if (impl_->group.alone()) return absl::OkStatus();
-  if (impl_->pass == nullptr) return internal_error("trainer: share_originals before bind_arena");
+  if (!impl_->backend->bound()) return internal_error("trainer: share_originals before bind_arena");
   ACCORD_ASSIGN_OR_RETURN(Communicator* const group, impl_->group.communicator());
-  return trainer::share_originals(impl_->parameters, *group, impl_->pool, deadline);
+  return impl_->backend->share_originals(*group, deadline);
 }
 
 std::span<const ParamSpec> Trainer::parameters() const { return impl_->parameters.specs(); }
 
 std::vector<StateTensor> Trainer::state() {
-  const Parameters& p = impl_->parameters;
+  TrainingBackend& backend = *impl_->backend;
+  const ParameterTable& p = impl_->parameters;
   std::vector<StateTensor> out;
+  const auto add = [&](const char* prefix, StateKind kind, int64_t i) {
+    const ParamSpec& spec = p.spec(i);
+    StateTensor tensor{prefix + spec.name, spec.shape, spec.numel(), nullptr, nullptr};
+    const std::string& name = tensor.name;
+    const int64_t numel = tensor.numel;
+    tensor.read = [&backend, kind, i, name, numel](std::span<float> to) -> Status {
+      ACCORD_RETURN_IF_ERROR(check_size(name, to.size(), numel));
+      return backend.read(kind, i, to);
+    };
+    tensor.write = [&backend, kind, i, name, numel](std::span<const float> from) -> Status {
+      ACCORD_RETURN_IF_ERROR(check_size(name, from.size(), numel));
+      return backend.write(kind, i, from);
+    };
+    out.push_back(std::move(tensor));
+  };
   for (int64_t i = 0; i < p.count(); ++i) {
     if (!p.shards().owns(i)) continue;
-    const ParamSpec& spec = p.specs()[static_cast<size_t>(i)];
-    out.push_back(host_tensor("master." + spec.name, spec, p.master(i)));
-    out.push_back(host_tensor("exp_avg." + spec.name, spec, p.exp_avg(i)));
-    out.push_back(host_tensor("exp_avg_sq." + spec.name, spec, p.exp_avg_sq(i)));
+    add("master.", StateKind::kMaster, i);
+    add("exp_avg.", StateKind::kExpAvg, i);
+    add("exp_avg_sq.", StateKind::kExpAvgSq, i);
   }
   return out;
 }
@@ -196,7 +202,7 @@ Status Trainer::set_optimizer(const recipe::OptimizerPart& optimizer, int64_t to
   impl_->options.optimizer = optimizer;
   impl_->options.total_steps = total_steps;
   if (reset) {
-    impl_->parameters.clear_moments();
+    ACCORD_RETURN_IF_ERROR(impl_->backend->clear_moments());
     impl_->optimizer_steps = 0;
   }
   return absl::OkStatus();

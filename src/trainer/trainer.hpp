@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -89,8 +90,9 @@ struct TrainerOptions {
   // E5M2 under `quantized`.
   recipe::BackwardMode backward = recipe::BackwardMode::kHighPrecision;
   std::vector<std::string> e5m2_gradients;
-  // Intermediates of a layer are kept from the forward while they fit; other layers are recomputed.
-  int64_t activation_bytes = int64_t{1} << 30;
+  // Intermediates of a layer are kept from the forward while they fit; other layers are recomputed, which
+  // changes no bit. None: 1 GiB on the CPU, a part of the memory that is free at bind_arena on a device.
+  std::optional<int64_t> activation_bytes;
   // This rank among those that train the policy, and how many ranks share the experts of a layer.
   int32_t rank = 0;
   int32_t size = 1;
@@ -108,6 +110,15 @@ struct StateTensor {
   int64_t numel = 0;
   std::function<Status(std::span<float> out)> read;        // [numel]
   std::function<Status(std::span<const float> in)> write;  // [numel]
+};
+
+// Bytes of the device that the trainer has taken so far; it keeps what it takes. Zeros on the CPU.
+struct TrainerMemory {
+  int64_t masters = 0;
+  int64_t moments = 0;
+  int64_t gradients = 0;
+  int64_t activations = 0;  // layer inputs and what is kept for the backward
+  int64_t workspace = 0;    // of one layer's or the head's backward, and batches
 };
 
 class Trainer {
@@ -132,6 +143,7 @@ class Trainer {
   // The device's queue, in which a step's update ends: what follows on it sees the new masters. Null on the
   // CPU.
   const Stream* stream() const;
+  TrainerMemory memory() const;
 
   // The forward reads these bytes of the trainer's device, which must keep their address and hold
   // Q(bf16(masters)) at every step. On a device they are written in stream(), or before the step begins.

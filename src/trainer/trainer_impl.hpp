@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "trainer/backend.hpp"
 #include "trainer/packing.hpp"
-#include "trainer/pass.hpp"
 #include "trainer/rank_group.hpp"
 #include "trainer/routing.hpp"
 #include "trainer/step_scope.hpp"
@@ -32,17 +32,16 @@ struct StepSequences {
 struct Trainer::Impl {
   ModelConfig config;
   TrainerOptions options;
-  ThreadPool& pool;
-  Parameters parameters;
+  std::unique_ptr<TrainingBackend> backend;
+  const ParameterTable& parameters;  // the backend's
   RankGroup group;
-  Communicator* expert_group = nullptr;  // of the ranks that share the experts; null: not connected, or alone
-  Workspace workspace;
-  std::unique_ptr<model::Model> model;
-  std::unique_ptr<Pass> pass;
+  bool experts_connected = false;
   int64_t optimizer_steps = 0;
 
-  Impl(const ModelConfig& c, const TrainerOptions& o, ThreadPool& p, Parameters params,
-       BackwardOptions backward);
+  Impl(const ModelConfig& c, const TrainerOptions& o, std::unique_ptr<TrainingBackend> b);
+
+  // Of a tensor that this rank owns; read_master and read_gradient.
+  Status read(StateKind kind, std::string_view name, std::span<float> out) const;
 
   // `loss(sequence, offset in its response, value)`.
   using LossFn = std::function<TokenGradient(size_t sequence, int64_t offset, const TokenValue& value)>;

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "trainer/batch_stats.hpp"
-#include "trainer/exchange.hpp"
 #include "trainer/objective.hpp"
 #include "trainer/optimizer.hpp"
 #include "trainer/samples.hpp"
@@ -62,8 +61,8 @@ void StepSequences::pack(int64_t tokens_per_microbatch) {
 }
 
 Status Trainer::Impl::check_ready() const {
-  if (pass == nullptr) return internal_error("trainer: bind_arena was not called before the first step");
-  if (options.expert_parallel > 1 && expert_group == nullptr) {
+  if (!backend->bound()) return internal_error("trainer: bind_arena was not called before the first step");
+  if (options.expert_parallel > 1 && !experts_connected) {
     return internal_error("trainer: connect_experts was not called before the first step");
   }
   return absl::OkStatus();
@@ -95,7 +94,7 @@ Status Trainer::Impl::check_places(std::span<const int64_t> places, size_t num_s
 Status Trainer::Impl::run_micro_batches(const StepSequences& step, int64_t rounds,
                                         std::span<const TrainSample> routed, bool backward,
                                         const LossFn& loss, RecordedRouting& recorded, Deadline deadline) {
-  if (model->expert_exchange() != nullptr) model->expert_exchange()->set_deadline(deadline);
+  ACCORD_RETURN_IF_ERROR(backend->begin_passes(deadline));
   const std::vector<int32_t> none;
   PackedBatch packed;
   for (int64_t round = 0; round < rounds; ++round) {
@@ -116,16 +115,16 @@ Status Trainer::Impl::run_micro_batches(const StepSequences& step, int64_t round
     PassRouting routing;
     if (!recorded.ids().empty()) {
       if (options.algorithm.routing_replay) routing.replay = recorded.ids();
-      routing.observe = [&](int64_t layer, const float* probs_TE) {
-        recorded.compare(layer, probs_TE, model->weights().layers[static_cast<size_t>(layer)].router_bias);
+      routing.observe = [&](int64_t layer, const float* probs_TE, const float* bias_E) {
+        recorded.compare(layer, probs_TE, bias_E);
       };
     }
     const TokenLossFn token_loss = [&](int64_t token, const TokenValue& value) {
       const size_t s = static_cast<size_t>(packed.response_sequences()[static_cast<size_t>(token)]);
       return loss(static_cast<size_t>(members[s]), token - first[s], value);
     };
-    ACCORD_RETURN_IF_ERROR(backward ? pass->forward_backward(packed, temperatures, routing, token_loss)
-                                    : pass->forward(packed, temperatures, routing, token_loss));
+    ACCORD_RETURN_IF_ERROR(backward ? backend->forward_backward(packed, temperatures, routing, token_loss)
+                                    : backend->forward(packed, temperatures, routing, token_loss));
   }
   return absl::OkStatus();
 }
@@ -133,14 +132,17 @@ Status Trainer::Impl::run_micro_batches(const StepSequences& step, int64_t round
 StatusOr<Metrics> Trainer::Impl::update(const std::string& what, Deadline deadline) {
   if (!group.alone()) {
     ACCORD_ASSIGN_OR_RETURN(Communicator* const communicator, group.communicator());
-    ACCORD_RETURN_IF_ERROR(reduce_gradients(parameters, *communicator, pool, deadline));
+    ACCORD_RETURN_IF_ERROR(backend->reduce_gradients(*communicator, deadline));
   }
   struct Part {
     double squares = 0.0;
     int64_t non_finite = -1;
   };
-  Part mine{gradient_squares(parameters, pool), -1};
-  if (!std::isfinite(mine.squares)) mine.non_finite = first_non_finite_gradient(parameters);
+  Part mine;
+  ACCORD_ASSIGN_OR_RETURN(mine.squares, backend->gradient_squares());
+  if (!std::isfinite(mine.squares)) {
+    ACCORD_ASSIGN_OR_RETURN(mine.non_finite, backend->first_non_finite_gradient());
+  }
   ACCORD_ASSIGN_OR_RETURN(const std::vector<Part> parts, group.gather(mine, deadline));
   double squares = 0.0;
   int64_t non_finite = -1;
@@ -151,13 +153,11 @@ StatusOr<Metrics> Trainer::Impl::update(const std::string& what, Deadline deadli
   }
   const double norm = std::sqrt(squares);
   if (!std::isfinite(norm)) {
-    return data_error(
-        "{}: the gradient of {} is not finite (global norm {}); the weights were not changed", what,
-        non_finite < 0 ? "no single tensor" : parameters.specs()[static_cast<size_t>(non_finite)].name, norm);
+    return data_error("{}: the gradient of {} is not finite (global norm {}); the weights were not changed",
+                      what, non_finite < 0 ? "no single tensor" : parameters.spec(non_finite).name, norm);
   }
-  clip_gradients(parameters, norm, options.optimizer.clip_grad, pool);
   const double lr = learning_rate(options.optimizer, options.total_steps, optimizer_steps);
-  adamw_update(parameters, options.optimizer, lr, optimizer_steps + 1, pool);
+  ACCORD_RETURN_IF_ERROR(backend->update(options.optimizer, norm, lr, optimizer_steps + 1));
   ++optimizer_steps;
   return Metrics{{"train/grad_norm", norm}, {"train/learning_rate", lr}};
 }
@@ -203,9 +203,9 @@ StatusOr<StepReport> Trainer::train_step(std::span<const TrainSample> samples, u
     return token_objective(algorithm, context, value,
                            records[static_cast<size_t>(sequences.first_token[s]) + o]);
   };
-  t.parameters.clear_gradients();
   RecordedRouting recorded(t.config);
-  Status ran = t.run_micro_batches(sequences, scope.rounds, samples, true, loss, recorded, deadline);
+  Status ran = t.backend->clear_gradients();
+  if (ran.ok()) ran = t.run_micro_batches(sequences, scope.rounds, samples, true, loss, recorded, deadline);
   StepReport report;
   for (size_t s = 0; s < samples.size() && ran.ok(); ++s) {
     const auto mine = std::span(records).subspan(static_cast<size_t>(sequences.first_token[s]),
@@ -262,10 +262,10 @@ StatusOr<SftReport> Trainer::sft_step(std::span<const SftSample> samples, uint64
         -static_cast<double>(value.logprob) * weight;
     return TokenGradient{-weight, 0.0};
   };
-  t.parameters.clear_gradients();
   RecordedRouting recorded(t.config);  // none
-  ACCORD_RETURN_IF_ERROR(t.group.agree(
-      t.run_micro_batches(sequences, scope.rounds, {}, true, loss, recorded, deadline), deadline));
+  Status ran = t.backend->clear_gradients();
+  if (ran.ok()) ran = t.run_micro_batches(sequences, scope.rounds, {}, true, loss, recorded, deadline);
+  ACCORD_RETURN_IF_ERROR(t.group.agree(ran, deadline));
   ACCORD_ASSIGN_OR_RETURN(const std::vector<TokenRange> order,
                           step_order(t.group, scope, places, sequences.lengths, deadline));
   ACCORD_ASSIGN_OR_RETURN(const std::vector<double> all,

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 #include <utility>
 
 #include "kernels/linear/linear_backward.hpp"
@@ -15,37 +14,6 @@ namespace {
 constexpr int64_t kRowBlock = 128;
 constexpr int64_t kElementBlock = 1 << 14;
 
-LayerParams layer_params(const Parameters& p, int64_t layer, int64_t num_experts) {
-  const std::string base = fmt::format("model.layers.{}.", layer);
-  const auto find = [&](const std::string& name) { return p.index(base + name + ".weight"); };
-  LayerParams out{find("input_layernorm"),
-                  find("self_attn.q_proj"),
-                  find("self_attn.k_proj"),
-                  find("self_attn.v_proj"),
-                  find("self_attn.o_proj"),
-                  find("self_attn.q_norm"),
-                  find("self_attn.k_norm"),
-                  find("post_attention_layernorm"),
-                  find("mlp.gate"),
-                  {},
-                  {},
-                  {}};
-  out.mla = {find("self_attn.q_a_proj"),       find("self_attn.q_a_layernorm"),
-             find("self_attn.q_b_proj"),       find("self_attn.kv_a_proj_with_mqa"),
-             find("self_attn.kv_a_layernorm"), find("self_attn.kv_b_proj")};
-  const auto mlp_of = [&](const std::string& prefix) {
-    return MlpParams{find(prefix + "gate_proj"), find(prefix + "up_proj"), find(prefix + "down_proj")};
-  };
-  const auto add_mlp = [&](const std::string& prefix) { out.mlp.push_back(mlp_of(prefix)); };
-  out.shared = mlp_of("mlp.shared_experts.");
-  if (out.router < 0) {
-    add_mlp("mlp.");
-  } else {
-    for (int64_t e = 0; e < num_experts; ++e) add_mlp(fmt::format("mlp.experts.{}.", e));
-  }
-  return out;
-}
-
 }  // namespace
 
 Workspace::Workspace(const ModelConfig& config_, const Parameters& parameters_, ThreadPool& pool_,
@@ -55,13 +23,12 @@ Workspace::Workspace(const ModelConfig& config_, const Parameters& parameters_, 
       pool(pool_),
       compute_dtype(compute_dtype_),
       backward(std::move(backward_)),
-      embedding(parameters_.index("model.embed_tokens.weight")),
-      final_norm(parameters_.index("model.norm.weight")),
-      lm_head(config_.tie_word_embeddings ? embedding : parameters_.index("lm_head.weight")),
-      rope(config_.head_dim, config_.rope_theta, config_.rope_scaling) {
-  for (int64_t l = 0; l < config.num_layers; ++l)
-    layers.push_back(layer_params(parameters, l, config.num_experts));
-}
+      params(config_, parameters_),
+      layers(params.layers),
+      embedding(params.embedding),
+      final_norm(params.final_norm),
+      lm_head(params.lm_head),
+      rope(config_.head_dim, config_.rope_theta, config_.rope_scaling) {}
 
 void Workspace::for_rows(int64_t rows, const std::function<void(int64_t, int64_t)>& body) const {
   pool.parallel_for((rows + kRowBlock - 1) / kRowBlock, [&](int64_t block) {

@@ -13,34 +13,10 @@
 #include "device/tensor_view.hpp"
 #include "device/thread_pool.hpp"
 #include "kernels/rope/rope.hpp"
-#include "recipe/recipe.hpp"
+#include "trainer/layer_params.hpp"
 #include "trainer/parameters.hpp"
 
 namespace accord::trainer {
-
-// Indices into Parameters; -1: the model has none.
-struct MlpParams {
-  int64_t gate, up, down;
-};
-struct MlaParams {
-  int64_t q_a, q_a_norm, q_b, kv_a, kv_a_norm, kv_b;
-};
-struct LayerParams {
-  int64_t input_norm, q, k, v, o, q_norm, k_norm, post_norm, router;
-  std::vector<MlpParams> mlp;  // one (dense) or one per expert
-  MlaParams mla;
-  MlpParams shared;
-};
-
-// How quantized linears are differentiated.
-struct BackwardOptions {
-  recipe::BackwardMode mode = recipe::BackwardMode::kHighPrecision;
-  std::vector<bool> e5m2_gradients;  // per parameter; empty: none
-
-  bool e5m2(int64_t parameter) const {
-    return !e5m2_gradients.empty() && e5m2_gradients[static_cast<size_t>(parameter)];
-  }
-};
 
 class Workspace {
  public:
@@ -52,8 +28,9 @@ class Workspace {
   ThreadPool& pool;
   const Dtype compute_dtype;
   const BackwardOptions backward;
-  std::vector<LayerParams> layers;
-  int64_t embedding, final_norm, lm_head;  // lm_head is the embedding when tied
+  const ModelParams params;
+  const std::vector<LayerParams>& layers;
+  const int64_t embedding, final_norm, lm_head;  // lm_head is the embedding when tied
   kernels::RopeTable rope;
 
   // body(begin, count) over [0, rows) in fixed blocks.

@@ -311,7 +311,7 @@ TEST_CASE("replayed experts and observed routers in a group") {
     PassRouting routing;
     if (!mine.empty()) {
       routing.replay = replay;
-      routing.observe = [&](int64_t, const float* probs_TE) {
+      routing.observe = [&](int64_t, const float* probs_TE, const float*) {
         probs.insert(probs.end(), probs_TE, probs_TE + rows * c.num_experts);
       };
     }

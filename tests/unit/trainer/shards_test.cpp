@@ -9,6 +9,7 @@
 #include "base/philox.hpp"
 #include "support/catch.hpp"
 #include "trainer/exchange.hpp"
+#include "trainer/parameters.hpp"
 #include "trainer/packing.hpp"
 #include "trainer/rank_group.hpp"
 #include "unit/trainer/rank_pool.hpp"
@@ -155,7 +156,8 @@ TEST_CASE("gradients are summed in rank order over those who hold the tensor") {
       }
       const auto statuses = run_ranks(size, [&](int32_t rank, Communicator& group) -> Status {
         ThreadPool pool(1);
-        return reduce_gradients(parameters[static_cast<size_t>(rank)], group, pool,
+        const Parameters& mine = parameters[static_cast<size_t>(rank)];
+        return reduce_gradients(mine.held(), mine.gradients(), group, pool,
                                 Deadline::after(std::chrono::seconds(60)), round_bytes);
       });
       for (const Status& status : statuses) {
@@ -207,8 +209,10 @@ TEST_CASE("originals are bf16 of the owner's master wherever they are read") {
         REQUIRE(parameters[r].bind(manifest, arenas[r].data(), true).ok());
       const auto statuses = run_ranks(size, [&](int32_t rank, Communicator& group) -> Status {
         ThreadPool pool(1);
-        return share_originals(parameters[static_cast<size_t>(rank)], group, pool,
-                               Deadline::after(std::chrono::seconds(60)), round_bytes);
+        const Parameters& mine = parameters[static_cast<size_t>(rank)];
+        return share_originals(
+            mine.original_layout(), mine.originals(), [&](int64_t i) { return mine.master(i); }, group, pool,
+            Deadline::after(std::chrono::seconds(60)), round_bytes);
       });
       for (const Status& status : statuses) {
         INFO(std::string(message_of(status)));
