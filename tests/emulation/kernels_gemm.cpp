@@ -1,10 +1,14 @@
 // Products (gemm_cuda.hpp) over the CPU's rows of products: an output depends on its own row and column
 // alone, as on the GPU, but its sum has the CPU's order (forward: gemm.hpp; dgrad, wgrad: one fused
-// multiply-add per l, ascending).
+// multiply-add per l, ascending). ACCORD_EMULATED_PRODUCTS=exact: the tensor core's bits (exact.hpp), and the
+// pace of computing those.
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 #include <vector>
 
 #include "kernels/formats/decode.hpp"
+#include "kernels/gemm/exact.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/gemm/gemm_cuda.hpp"
 #include "kernels/math/simd.hpp"
@@ -18,6 +22,11 @@ using emulation::Launch;
 
 constexpr int64_t kPanel = 64;  // rows of B that are decoded together
 constexpr size_t kVectorBytes = 16;
+
+bool exact_products() {
+  const char* text = std::getenv("ACCORD_EMULATED_PRODUCTS");
+  return text != nullptr && std::string_view(text) == "exact";
+}
 
 void store_result(const std::vector<float>& row, const GemmOutput& c, const MatrixView& out, int64_t at) {
   if (c.bf16) {
@@ -77,6 +86,9 @@ struct ForwardRows {
   std::vector<int64_t> c_row;  // where the result goes
 };
 
+using Product = void(const float* const* a, int64_t m, const float* const* b, int64_t n, int64_t k, float* c,
+                     int64_t ldc);
+
 void multiply(const GemmForward& g, const ForwardRows& rows, const GemmWeight& w, const MatrixView& c) {
   const auto m = static_cast<int64_t>(rows.a.size());
   const int64_t k = padded_k(g.k);
@@ -90,10 +102,12 @@ void multiply(const GemmForward& g, const ForwardRows& rows, const GemmWeight& w
   std::vector<const float*> b_rows;
   for (int64_t j = 0; j < kPanel; ++j) b_rows.push_back(panel.data() + j * k);
   std::vector<float> sums = emulation::floats(m * g.n);
+  const bool exact = exact_products();
   for (int64_t begin = 0; begin < g.n; begin += kPanel) {
     const int64_t count = std::min(kPanel, g.n - begin);
     for (int64_t j = 0; j < count; ++j) decode_row(g.format, w, begin + j, g.k, panel.data() + j * k);
-    gemm_rows(a_rows.data(), m, b_rows.data(), count, k, sums.data() + begin, g.n);
+    const auto product = exact ? static_cast<Product*>(gemm_rows_exact) : static_cast<Product*>(gemm_rows);
+    product(a_rows.data(), m, b_rows.data(), count, k, sums.data() + begin, g.n);
   }
   const float inverse = 1.0F / (36.0F * static_cast<float>(g.a_range) * static_cast<float>(g.b_range));
   std::vector<float> row = emulation::floats(g.n);
@@ -183,15 +197,39 @@ std::vector<int64_t> range(int64_t begin, int64_t end) {
   return rows;
 }
 
+// Row i of x, an element every `stride`, as the exact mode takes it.
+struct PaddedRows {
+  PaddedRows(const float* x, int64_t rows, int64_t row_stride, int64_t count, int64_t stride)
+      : values(emulation::floats(rows * padded_k(count))) {
+    for (int64_t r = 0; r < rows; ++r) {
+      float* to = values.data() + r * padded_k(count);
+      pointers.push_back(to);
+      for (int64_t i = 0; i < count; ++i) to[i] = x[r * row_stride + i * stride];
+    }
+  }
+  std::vector<float> values;
+  std::vector<const float*> pointers;
+};
+
+void exact_strip(const float* a, int64_t a_row, int64_t a_col, const PaddedRows& b, int64_t count, int64_t l,
+                 int64_t n, float* c) {
+  const PaddedRows rows(a, count, a_row, l, a_col);
+  gemm_rows_exact(rows.pointers.data(), count, b.pointers.data(), n, padded_k(l), c, n);
+}
+
 // m rows of results, with a's strides, stored at rows c_row...
 void products(const std::vector<float>& a, int64_t a_row, int64_t a_col, const std::vector<float>& b,
               int64_t m, int64_t l, int64_t n, const GemmOutput& output, const MatrixView& c, int64_t c_row) {
   constexpr int kRows = 8;
   std::vector<float> block = emulation::floats(kRows * n);
   std::vector<float> row = emulation::floats(n);
+  const bool exact = exact_products();
+  const PaddedRows b_columns(b.data(), exact ? n : 0, 1, l, n);
   for (int64_t i = 0; i < m; i += kRows) {
     const int64_t count = std::min<int64_t>(kRows, m - i);
-    if (count == kRows) {
+    if (exact) {
+      exact_strip(a.data() + i * a_row, a_row, a_col, b_columns, count, l, n, block.data());
+    } else if (count == kRows) {
       strip<kRows>(a.data() + i * a_row, a_row, a_col, b.data(), l, n, block.data());
     } else {
       for (int64_t r = 0; r < count; ++r) {

@@ -23,6 +23,7 @@ using kernels::cuda::GroupTile;
 TEST_CASE("grouped products equal plain ones for ragged counts") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
+  const gpu_test::TensorCoreProducts products;
   const std::vector<int32_t> counts = {0, 1, 5, 16, 17, 64, 0, 130, 3, 0};
   const auto experts = static_cast<int32_t>(counts.size());
   std::vector<int32_t> offsets = {0};
@@ -184,6 +185,7 @@ TEST_CASE("grouped products equal plain ones for ragged counts") {
 TEST_CASE("backward products equal the exact mode") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
+  const gpu_test::TensorCoreProducts products;
   struct Shape {
     int64_t m, n, l;
   };
@@ -243,6 +245,7 @@ TEST_CASE("backward products equal the exact mode") {
 TEST_CASE("batched products are products per head") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
+  const gpu_test::TensorCoreProducts products;
   const int64_t t = 19;
   const int32_t heads = 3;
   const int64_t inner = 128;

@@ -71,6 +71,7 @@ constexpr int64_t kRowCounts[] = {1, 2, 7, 8, 15, 16, 17, 31, 33, 63, 64, 65, 10
 TEST_CASE("forward products equal the exact mode for every format row count and kind of data") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
+  const gpu_test::TensorCoreProducts products;
   for (const WeightFormat format : kFormats) {
     for (const int64_t k : {768, 2048, 4096}) {
       int64_t wrong = 0;
@@ -99,6 +100,7 @@ TEST_CASE("forward products equal the exact mode for every format row count and 
 TEST_CASE("forward products have ragged edges") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
+  const gpu_test::TensorCoreProducts products;
   for (const WeightFormat format : kFormats) {
     const int64_t step = format == WeightFormat::kMXFP8 ? 32 : format == WeightFormat::kNVFP4 ? 16 : 8;
     int64_t wrong = 0;
@@ -123,6 +125,7 @@ TEST_CASE("forward products have ragged edges") {
 TEST_CASE("forward products of many rows and of long sums") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
+  const gpu_test::TensorCoreProducts products;
   struct Shape {
     int64_t m, n, k;
   };
@@ -143,6 +146,7 @@ TEST_CASE("forward products of many rows and of long sums") {
 TEST_CASE("forward products round to bf16 accumulate and keep to their rows and columns") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
+  const gpu_test::TensorCoreProducts products;
   const int64_t k = 128;
   const int64_t lda = k + 8;
   struct Shape {
@@ -196,6 +200,7 @@ TEST_CASE("forward products round to bf16 accumulate and keep to their rows and 
 TEST_CASE("MXFP8 weights of every scale that BF16 holds decode exactly") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
+  const gpu_test::TensorCoreProducts products;
   const int64_t n = 256;
   const int64_t k = 32;
   TestWeight w;
@@ -243,6 +248,7 @@ TEST_CASE("MXFP8 weights of every scale that BF16 holds decode exactly") {
 TEST_CASE("a row does not depend on other rows") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
+  const gpu_test::TensorCoreProducts products;
   const int64_t m = 140;
   const int64_t n = 96;
   const int64_t k = 512;
@@ -269,6 +275,7 @@ TEST_CASE("a row does not depend on other rows") {
 TEST_CASE("expanded operands are the decoded values") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
+  const gpu_test::TensorCoreProducts products;
   const int64_t m = 96;
   const int64_t k = 352;
   const auto size = static_cast<size_t>(m * k);
@@ -321,6 +328,7 @@ TEST_CASE("expanded operands are the decoded values") {
 TEST_CASE("special operands give what the exact mode says") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
+  const gpu_test::TensorCoreProducts products;
   // Exponent fields to draw from; 0: zeros, 1: subnormals, 255: infinities, 256: NaN.
   const std::vector<std::vector<int>> kinds = {{0, 100, 254},
                                                {0, 1, 127},

@@ -52,6 +52,9 @@ void Gpu::download(const Memory& from, void* to, size_t bytes) const {
   must(stream_.synchronize());
 }
 
+TensorCoreProducts::TensorCoreProducts() { setenv("ACCORD_EMULATED_PRODUCTS", "exact", 1); }
+TensorCoreProducts::~TensorCoreProducts() { unsetenv("ACCORD_EMULATED_PRODUCTS"); }
+
 namespace {
 
 template <class T, class Same>

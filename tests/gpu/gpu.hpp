@@ -53,6 +53,16 @@ class Gpu {
   std::string name_;
 };
 
+// While it lives, products of an emulated device (tests/emulation) have the tensor core's bits, as a GPU's
+// always have.
+class TensorCoreProducts {
+ public:
+  TensorCoreProducts();
+  ~TensorCoreProducts();
+  TensorCoreProducts(const TensorCoreProducts&) = delete;
+  TensorCoreProducts& operator=(const TensorCoreProducts&) = delete;
+};
+
 // Elements whose bits differ; any NaN equals any NaN. A different length counts as one more.
 int64_t different(const std::vector<float>& a, const std::vector<float>& b);
 int64_t different(const std::vector<accord::BF16>& a, const std::vector<accord::BF16>& b);
