@@ -20,10 +20,6 @@ Status check_supported(const ModelConfig& config, const TrainerOptions& options)
   if (options.expert_parallel > 1) {
     return recipe_error("trainer.expert_parallel is {}, must be 1 on CUDA", options.expert_parallel);
   }
-  if (config.has_mla()) {
-    return recipe_error(
-        "the trainer does not differentiate latent attention on CUDA (use device: cpu for the trainers)");
-  }
   return check_cuda_backward(config);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// layer_backward.hpp on CUDA, in stream order, of layers with grouped-query attention: the same steps, where
-// a gradient that enters a product is rounded to bf16 once.
+// layer_backward.hpp on CUDA, in stream order: the same steps, where a gradient that enters a product is
+// rounded to bf16 once.
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -15,8 +15,11 @@ namespace accord::trainer {
 // The tiles of attention's backward over packed whole sequences (host memory).
 std::vector<kernels::cuda::AttentionBackwardTile> attention_backward_tiles(const model::Batch& batch);
 
+class CudaLatentBackward;
+
 class CudaLayerBackward {
  public:
+  ~CudaLayerBackward();
   // Of the micro-batch under way, on the device.
   struct AttentionTiles {
     const kernels::cuda::AttentionBackwardTile* tiles = nullptr;
@@ -81,7 +84,8 @@ class CudaLayerBackward {
   const model::CudaModel& model_;
   CudaLinearBackward linears_;
   CudaScratch scratch_;
-  std::vector<Experts> experts_;  // per layer
+  std::vector<Experts> experts_;                // per layer
+  std::unique_ptr<CudaLatentBackward> latent_;  // of models that have it
 };
 
 }  // namespace accord::trainer

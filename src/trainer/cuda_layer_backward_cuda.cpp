@@ -5,6 +5,7 @@
 #include "kernels/rmsnorm/rmsnorm_backward_cuda.hpp"
 #include "kernels/rope/rope_backward_cuda.hpp"
 #include "kernels/swiglu/swiglu_backward_cuda.hpp"
+#include "trainer/cuda_latent_backward.hpp"
 #include "trainer/cuda_layer_backward.hpp"
 #include "trainer/cuda_layer_parts.hpp"
 
@@ -29,7 +30,11 @@ std::vector<cuda::AttentionBackwardTile> attention_backward_tiles(const model::B
 }
 
 CudaLayerBackward::CudaLayerBackward(const CudaContext& context, const model::CudaModel& model)
-    : c_(context), model_(model), linears_(context), scratch_(context.device, kLayerParts) {}
+    : c_(context), model_(model), linears_(context), scratch_(context.device, kLayerParts) {
+  if (context.config.has_mla()) latent_ = std::make_unique<CudaLatentBackward>(context, model, *this);
+}
+
+CudaLayerBackward::~CudaLayerBackward() = default;
 
 StatusOr<std::unique_ptr<CudaLayerBackward>> CudaLayerBackward::create(const CudaContext& context,
                                                                        const model::CudaModel& model) {
@@ -44,7 +49,7 @@ StatusOr<std::unique_ptr<CudaLayerBackward>> CudaLayerBackward::create(const Cud
 }
 
 int64_t CudaLayerBackward::bytes() const {
-  int64_t sum = linears_.bytes() + scratch_.bytes();
+  int64_t sum = linears_.bytes() + scratch_.bytes() + (latent_ != nullptr ? latent_->bytes() : 0);
   for (const Experts& experts : experts_) sum += static_cast<int64_t>(experts.tables.capacity());
   return sum;
 }
@@ -123,6 +128,7 @@ Status CudaLayerBackward::attention(const LayerParams& params, const model::Laye
   const int64_t q_width = config.num_heads * config.head_dim;
   const int64_t c_width = config.num_kv_heads * config.head_dim;
   ACCORD_ASSIGN_OR_RETURN(const BF16* const dy, gradient_operand(dx_TH));
+  if (latent_ != nullptr) return latent_->run(params, weights, tiles, kv, tape, dy, dnorm_TH);
   ACCORD_ASSIGN_OR_RETURN(BF16* const dattn, scratch_.get<BF16>(kDattn, rows() * q_width));
   ACCORD_RETURN_IF_ERROR(
       linears_.run({{params.o, &weights.o, dy}}, tape.attn.as<BF16>(), rows(), {dattn, /*bf16=*/true}));
