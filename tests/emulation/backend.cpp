@@ -141,7 +141,7 @@ StatusOr<DeviceInfo> device_info(int device) {
   info.minor = 0;
   info.num_multiprocessors = emulation::kMultiprocessors;
   info.l2_bytes = kL2Bytes;
-  info.total_bytes = static_cast<int64_t>(emulation::memory_bytes());
+  info.total_bytes = static_cast<int64_t>(emulation::memory_bytes(device));
   info.free_bytes = info.total_bytes - static_cast<int64_t>(emulation::memory_used(device));
   return info;
 }
@@ -167,7 +167,7 @@ StatusOr<void*> allocate(int device, size_t bytes) {
   ACCORD_RETURN_IF_ERROR(check_device(device));
   void* p = emulation::allocate(device, bytes);
   if (p == nullptr) {
-    const size_t total = emulation::memory_bytes();
+    const size_t total = emulation::memory_bytes(device);
     return unavailable_error("cudaMalloc: cuda:{} has {} of {} bytes free, {} are needed", device,
                              total - emulation::memory_used(device), total, bytes);
   }

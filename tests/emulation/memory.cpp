@@ -27,6 +27,8 @@ int64_t setting(const char* name, int64_t fallback) {
   return error == std::errc() && end == all.data() + all.size() ? value : -1;
 }
 
+size_t configured_bytes() { return static_cast<size_t>(setting("ACCORD_EMULATED_MEMORY", kDefaultBytes)); }
+
 std::byte* map(size_t bytes, int protection) {
   void* p = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return p == MAP_FAILED ? nullptr : static_cast<std::byte*>(p);
@@ -43,7 +45,7 @@ class Device {
       if (begin - at >= bytes) break;
       at = begin + size;
     }
-    if (bytes > memory_bytes() - at) return nullptr;
+    if (at > size_ || bytes > size_ - at) return nullptr;
     blocks_[at] = bytes;
     used_ += bytes;
     std::memset(memory_ + at, kPoison, bytes);
@@ -76,6 +78,10 @@ class Device {
     const std::lock_guard lock(mutex_);
     return holds(p);
   }
+  size_t size() {
+    const std::lock_guard lock(mutex_);
+    return addresses_ != nullptr ? size_ : configured_bytes();
+  }
   size_t used() {
     const std::lock_guard lock(mutex_);
     return used_;
@@ -83,12 +89,13 @@ class Device {
 
  private:
   bool reserve() {
-    addresses_ = map(memory_bytes(), PROT_NONE);
-    memory_ = map(memory_bytes(), PROT_READ | PROT_WRITE);
+    size_ = configured_bytes();
+    addresses_ = map(size_, PROT_NONE);
+    memory_ = map(size_, PROT_READ | PROT_WRITE);
     return addresses_ != nullptr && memory_ != nullptr;
   }
   bool holds(const void* p) const {
-    return addresses_ != nullptr && p >= addresses_ && p < addresses_ + memory_bytes();
+    return addresses_ != nullptr && p >= addresses_ && p < addresses_ + size_;
   }
   size_t offset(const void* p) const {
     return static_cast<size_t>(static_cast<const std::byte*>(p) - addresses_);
@@ -104,6 +111,7 @@ class Device {
   std::mutex mutex_;
   std::byte* addresses_ = nullptr;
   std::byte* memory_ = nullptr;
+  size_t size_ = 0;
   std::map<size_t, size_t> blocks_;  // offset -> bytes
   size_t used_ = 0;
 };
@@ -131,11 +139,7 @@ StatusOr<int> device_count() {
   return static_cast<int>(count);
 }
 
-size_t memory_bytes() {
-  static const auto bytes = static_cast<size_t>(setting("ACCORD_EMULATED_MEMORY", kDefaultBytes));
-  return bytes;
-}
-
+size_t memory_bytes(int device) { return device_at(device).size(); }
 size_t memory_used(int device) { return device_at(device).used(); }
 void* allocate(int device, size_t bytes) { return device_at(device).allocate(bytes); }
 bool release(int device, void* p) { return device_at(device).release(p); }

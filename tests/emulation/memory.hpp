@@ -7,7 +7,7 @@
 // Fresh memory holds kPoison: NaN as BF16, FP32, E4M3 and E8M0, and -1 as an index.
 //
 //   ACCORD_EMULATED_DEVICES  how many devices there are (default 1)
-//   ACCORD_EMULATED_MEMORY   bytes of each (default 8 GiB)
+//   ACCORD_EMULATED_MEMORY   bytes of each (default 8 GiB), read when a device is first used
 #include <cstddef>
 #include <cstdint>
 
@@ -18,7 +18,7 @@ namespace accord::emulation {
 inline constexpr uint8_t kPoison = 0xff;
 
 StatusOr<int> device_count();
-size_t memory_bytes();  // of each device
+size_t memory_bytes(int device);
 size_t memory_used(int device);
 
 // Null where the device has not so much in one piece.
