@@ -1,0 +1,57 @@
+#pragma once
+// A trainer of one of the small checkpoints on a device, with its arena there, as a worker has them.
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/memory.hpp"
+#include "device/thread_pool.hpp"
+#include "device_policy.hpp"
+#include "gpu.hpp"
+#include "trainer/trainer.hpp"
+
+namespace gpu_test {
+
+using Tensors = std::map<std::string, std::vector<float>>;
+
+// What a step left.
+struct TrainedStep {
+  accord::trainer::StepReport report;
+  Tensors gradients;
+  Tensors masters;
+};
+
+class TrainerCase {
+ public:
+  // On the CPU where `device` says so; every weight that may be quantized has `format`.
+  TrainerCase(const Gpu& gpu, accord::DeviceId device, const std::string& model, accord::WeightFormat format,
+              const accord::trainer::TrainerOptions& options);
+
+  accord::trainer::Trainer& trainer() { return *trainer_; }
+  const accord::ModelConfig& config() const { return config_; }
+  void export_weights();  // masters into the arena
+  TrainedStep step(const std::vector<accord::trainer::TrainSample>& samples, uint64_t step = 1);
+  Tensors masters() const;
+  Tensors gradients() const;
+
+ private:
+  const Gpu& gpu_;
+  accord::ModelConfig config_;
+  accord::precision::PrecisionPlan plan_;
+  accord::WeightManifest manifest_;
+  accord::ThreadPool pool_;
+  std::unique_ptr<accord::weights::Arena> host_;
+  accord::Memory arena_;  // on a device
+  std::unique_ptr<accord::trainer::Trainer> trainer_;
+};
+
+// GRPO with an entropy bonus and clipping of the gradient, in BF16.
+accord::trainer::TrainerOptions trainer_options(accord::recipe::BackwardMode mode);
+
+// Sequences of 1 to 130 rows with random tokens and advantages; log-probs of the sampler are close to those
+// of `trainer`.
+std::vector<accord::trainer::TrainSample> training_samples(accord::trainer::Trainer& trainer, int64_t vocab);
+
+}  // namespace gpu_test
