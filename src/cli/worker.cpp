@@ -3,6 +3,7 @@
 #include "controller/local_processes.hpp"
 #include "controller/rollout_worker.hpp"
 #include "controller/trainer_worker.hpp"
+#include "device/device.hpp"
 #include "rpc/identity.hpp"
 #include "rpc/worker_process.hpp"
 
@@ -20,9 +21,13 @@ struct WorkerArguments {
 Status run(const WorkerArguments& arguments) {
   ACCORD_RETURN_IF_ERROR(controller::die_with_parent());
   log::set_identity(fmt::format("{}/{}", arguments.pool, arguments.rank));
-  if (arguments.device != "cpu") {
-    return unavailable_error("--device {}: this build has CPU kernels only; use --device cpu",
-                             arguments.device);
+  const StatusOr<DeviceId> asked = parse_device(arguments.device);
+  if (!asked.ok()) {
+    return annotate(asked.status(), "--device");
+  }
+  const StatusOr<Device> device = Device::open(*asked);
+  if (!device.ok()) {
+    return annotate(device.status(), "--device");
   }
   ACCORD_RETURN_IF_ERROR(annotate(rpc::check_loopback(arguments.controller), "--controller"));
   rpc::WorkerProcessOptions options;
@@ -38,10 +43,10 @@ Status run(const WorkerArguments& arguments) {
     const auto fetch = [&links](const std::string& holder, std::span<const SampleKey> keys) {
       return links.fetch(holder, keys);
     };
-    const auto worker = controller::make_trainer_worker(arguments.rank, links.store, fetch);
+    const auto worker = controller::make_trainer_worker(arguments.rank, links.store, fetch, *device);
     return rpc::run_worker(options, links, nullptr, worker.get(), &address);
   }
-  const auto worker = controller::make_rollout_worker(arguments.rank, links.store);
+  const auto worker = controller::make_rollout_worker(arguments.rank, links.store, *device);
   return rpc::run_worker(options, links, worker.get(), nullptr, &address);
 }
 
@@ -59,7 +64,7 @@ void add_worker(CLI::App& app, Action& action) {
   command->add_option("--controller", arguments->controller, "The controller's address")
       ->required()
       ->type_name("HOST:PORT");
-  command->add_option("--device", arguments->device, "The only device of this build is cpu")
+  command->add_option("--device", arguments->device, "Where it computes: cpu or cuda:N")
       ->capture_default_str();
   command
       ->add_option("--register-timeout", arguments->register_seconds,

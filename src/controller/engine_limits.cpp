@@ -27,13 +27,18 @@ int64_t longest_sequence(const recipe::Recipe& recipe) {
   return recipe.rollout.max_prompt_tokens + response;
 }
 
-int64_t kv_cache_rows(const recipe::Recipe& recipe, int64_t bytes_per_row) {
+int64_t kv_cache_rows(const recipe::Recipe& recipe, int64_t bytes_per_row, int64_t budget) {
   if (recipe.rollout.kv_cache_tokens > 0) {
     return recipe.rollout.kv_cache_tokens;
   }
   const int64_t longest = longest_sequence(recipe);
   const int64_t full = longest * recipe.rollout.max_batch_rows;
-  return std::max(longest, std::min(full, kAutoCacheBytes / bytes_per_row));
+  return std::max(longest, std::min(full, budget / bytes_per_row));
+}
+
+int64_t device_cache_bytes(const DeviceInfo& device, int64_t pool_workers, int64_t num_devices) {
+  const int64_t here = (pool_workers + num_devices - 1) / num_devices;
+  return std::min(device.total_bytes / 4, device.free_bytes / 2) / here;
 }
 
 }  // namespace accord::controller

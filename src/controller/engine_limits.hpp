@@ -2,6 +2,7 @@
 // How much a worker takes of its machine when the recipe says "auto".
 #include <cstdint>
 
+#include "device/device.hpp"
 #include "recipe/recipe.hpp"
 
 namespace accord::controller {
@@ -17,8 +18,12 @@ int worker_threads(int64_t recipe_threads, int64_t pool_workers);
 int64_t longest_sequence(const recipe::Recipe& recipe);
 
 // Rows of the KV cache: the recipe's number, or room for a full batch of the longest sequences, within
-// kAutoCacheBytes but never below one such sequence.
-inline constexpr int64_t kAutoCacheBytes = int64_t{1} << 30;
-int64_t kv_cache_rows(const recipe::Recipe& recipe, int64_t bytes_per_row);
+// `budget` bytes but never below one such sequence.
+inline constexpr int64_t kAutoCacheBytes = int64_t{1} << 30;  // on the CPU
+int64_t kv_cache_rows(const recipe::Recipe& recipe, int64_t bytes_per_row, int64_t budget = kAutoCacheBytes);
+
+// That budget on a CUDA device: a quarter of its memory, at most half of what is free, divided among the
+// members of a pool of `pool_workers` that are on it when they are spread over `num_devices`.
+int64_t device_cache_bytes(const DeviceInfo& device, int64_t pool_workers, int64_t num_devices);
 
 }  // namespace accord::controller

@@ -24,4 +24,38 @@ StatusOr<PolicySetup> make_policy_setup(const SetupJob& job, int64_t expert_shar
   return setup;
 }
 
+Status check_device(const char* pool, recipe::DeviceChoice choice, const recipe::Recipe& recipe,
+                    const Device& device) {
+  const bool wants_cuda = choice == recipe::DeviceChoice::kCuda;
+  if (choice != recipe::DeviceChoice::kAuto && wants_cuda != device.is_cuda()) {
+    return recipe_error(
+        "{}.device is {}, but a worker of that pool was started with --device {}; start it with --device {}, "
+        "or "
+        "change the key",
+        pool, wants_cuda ? "cuda" : "cpu", to_string(device.id()), wants_cuda ? "cuda:N" : "cpu");
+  }
+  if (device.is_cuda() && recipe.model.compute_dtype != Dtype::kBF16) {
+    return recipe_error(
+        "model.compute_dtype float32 is computed on the CPU only, and a worker was started with --device {} "
+        "(use bfloat16, or --device cpu)",
+        to_string(device.id()));
+  }
+  if (device.is_cuda() && recipe.trainer.expert_parallel > 1) {
+    return recipe_error(
+        "trainer.expert_parallel is {}, and a worker was started with --device {}: on CUDA every trainer has "
+        "all experts (use 1, or --device cpu)",
+        recipe.trainer.expert_parallel, to_string(device.id()));
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<SetupReport> report_of(const Device& device, int64_t arena_bytes, int32_t threads) {
+  SetupReport report;
+  ACCORD_ASSIGN_OR_RETURN(report.device, device.describe());
+  ACCORD_ASSIGN_OR_RETURN(report.arithmetic, device.arithmetic());
+  report.arena_bytes = arena_bytes;
+  report.threads = threads;
+  return report;
+}
+
 }  // namespace accord::controller

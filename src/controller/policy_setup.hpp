@@ -6,6 +6,7 @@
 #include "base/status.hpp"
 #include "checkpoint/hf_config.hpp"
 #include "controller/worker.hpp"
+#include "device/device.hpp"
 #include "precision/plan.hpp"
 #include "recipe/recipe.hpp"
 
@@ -20,5 +21,12 @@ struct PolicySetup {
 
 // `expert_shards`: into how many the worker's own pool cuts experts (precision/expert_shards.hpp).
 StatusOr<PolicySetup> make_policy_setup(const SetupJob& job, int64_t expert_shards);
+
+// Whether a worker on `device` may be a member of `pool` ("rollout", "trainer"), whose recipe key says
+// `choice`. Errors (kBadRecipe) name the key, the worker's --device and the remedy.
+Status check_device(const char* pool, recipe::DeviceChoice choice, const recipe::Recipe& recipe,
+                    const Device& device);
+
+StatusOr<SetupReport> report_of(const Device& device, int64_t arena_bytes, int32_t threads);
 
 }  // namespace accord::controller

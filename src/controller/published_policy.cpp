@@ -23,11 +23,12 @@ struct Record {
 
 }  // namespace
 
-PublishedPolicy::PublishedPolicy(const PolicySetup& policy, trainer::Trainer& trainer, weights::Arena& arena,
+PublishedPolicy::PublishedPolicy(const PolicySetup& policy, trainer::Trainer& trainer, PolicyArena& arena,
                                  ThreadPool& pool)
     : policy_(policy), trainer_(trainer), arena_(arena), pool_(pool) {
   for (const WeightEntry& entry : policy_.manifest.entries) {
     owners_.push_back(trainer_.owner(entry.name));
+    owned_.push_back(trainer_.owns(entry.name));
     holds_.push_back(trainer_.holds(entry.name));
   }
   if (std::find(holds_.begin(), holds_.end(), false) == holds_.end()) {
@@ -35,17 +36,32 @@ PublishedPolicy::PublishedPolicy(const PolicySetup& policy, trainer::Trainer& tr
   }
 }
 
-Status PublishedPolicy::publish(Communicator* group, Deadline deadline) {
-  weights::ExportOptions options;
-  for (const WeightEntry& entry : policy_.manifest.entries) {
-    options.owned.push_back(trainer_.owns(entry.name));
+StatusOr<std::unique_ptr<PublishedPolicy>> PublishedPolicy::create(const PolicySetup& policy,
+                                                                   trainer::Trainer& trainer,
+                                                                   PolicyArena& arena, ThreadPool& pool) {
+  auto published = std::unique_ptr<PublishedPolicy>(new PublishedPolicy(policy, trainer, arena, pool));
+  if (trainer.device().is_cuda()) {
+    ACCORD_ASSIGN_OR_RETURN(const Device device, Device::open(trainer.device()));
+    ACCORD_ASSIGN_OR_RETURN(published->exporter_,
+                            weights::DeviceExporter::create(policy.manifest, policy.plan, device,
+                                                            *trainer.stream(), {.owned = published->owned_}));
   }
-  ACCORD_ASSIGN_OR_RETURN(
-      weights::ExportReport report,
-      weights::export_weights(
-          policy_.manifest, policy_.plan,
-          [this](const std::string& name) -> std::span<const float> { return trainer_.master(name); }, arena_,
-          pool_, options));
+  return published;
+}
+
+StatusOr<weights::ExportReport> PublishedPolicy::export_masters() {
+  if (exporter_) {
+    return exporter_->run([this](const std::string& name) { return trainer_.device_master(name); },
+                          arena_.data(), arena_.host(), pool_);
+  }
+  return weights::export_weights(
+      policy_.manifest, policy_.plan,
+      [this](const std::string& name) -> std::span<const float> { return trainer_.master(name); },
+      arena_.host(), pool_, {.owned = owned_});
+}
+
+Status PublishedPolicy::publish(Communicator* group, Deadline deadline) {
+  ACCORD_ASSIGN_OR_RETURN(weights::ExportReport report, export_masters());
   records_.clear();
   for (weights::ExportedTensor& t : report.tensors) {
     records_.push_back({std::move(t.name), std::move(t.digest), t.amax, t.saturated, t.flushed});
@@ -73,10 +89,12 @@ Status PublishedPolicy::exchange(Communicator& group, Deadline deadline) {
     records_[i].saturated = record.saturated;
     records_[i].flushed = record.flushed;
   }
-  ACCORD_RETURN_IF_ERROR(weights::share_arena(policy_.manifest, owners_, holds_, arena_.data(),
+  ACCORD_RETURN_IF_ERROR(weights::share_arena(policy_.manifest, owners_, holds_, arena_.host().data(),
                                               weights::UpdateOptions{}.chunk_bytes,
                                               make_update_channel(group, deadline)));
-  ACCORD_RETURN_IF_ERROR(weights::verify_tensors(policy_.manifest, arena_.data(), digests(), holds_, pool_));
+  ACCORD_RETURN_IF_ERROR(
+      weights::verify_tensors(policy_.manifest, arena_.host().data(), digests(), holds_, pool_));
+  ACCORD_RETURN_IF_ERROR(arena_.upload());
   return trainer_.share_originals(deadline);
 }
 

@@ -1,27 +1,32 @@
 #pragma once
 // The trainer pool's side of "the same bytes everywhere": masters become the arena's bytes, on every trainer.
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "base/communicator.hpp"
 #include "base/deadline.hpp"
 #include "base/status.hpp"
+#include "controller/policy_arena.hpp"
 #include "controller/policy_setup.hpp"
 #include "controller/worker.hpp"
 #include "device/thread_pool.hpp"
 #include "trainer/trainer.hpp"
-#include "weights/arena.hpp"
+#include "weights/device_export.hpp"
+#include "weights/export.hpp"
 
 namespace accord::controller {
 
 class PublishedPolicy {
  public:
-  // All must outlive this object.
-  PublishedPolicy(const PolicySetup& policy, trainer::Trainer& trainer, weights::Arena& arena,
-                  ThreadPool& pool);
+  // All must outlive this object; `arena` is on the trainer's device. Errors: of a device, memory.
+  static StatusOr<std::unique_ptr<PublishedPolicy>> create(const PolicySetup& policy,
+                                                           trainer::Trainer& trainer, PolicyArena& arena,
+                                                           ThreadPool& pool);
 
-  // Quantizes the masters that this rank owns into its arena. With a `group` (null: this rank is the pool)
-  // the others' bytes come from their owners, and are compared with the owners' digests.
+  // Quantizes the masters that this rank owns into its arena, where they lie: on a device the bytes come down
+  // to the arena's copy on the host. With a `group` (null: this rank is the pool) the others' bytes come from
+  // their owners, and are compared with the owners' digests.
   Status publish(Communicator* group, Deadline deadline);
 
   // Of what was published last; manifest order.
@@ -30,14 +35,18 @@ class PublishedPolicy {
   const std::vector<int32_t>& owners() const { return owners_; }
 
  private:
+  PublishedPolicy(const PolicySetup& policy, trainer::Trainer& trainer, PolicyArena& arena, ThreadPool& pool);
+  StatusOr<weights::ExportReport> export_masters();
   Status exchange(Communicator& group, Deadline deadline);
 
   const PolicySetup& policy_;
   trainer::Trainer& trainer_;
-  weights::Arena& arena_;
+  PolicyArena& arena_;
   ThreadPool& pool_;
-  std::vector<int32_t> owners_;  // rank in the pool, per tensor
-  std::vector<bool> holds_;      // empty: all
+  std::unique_ptr<weights::DeviceExporter> exporter_;  // where masters lie on a device
+  std::vector<int32_t> owners_;                        // rank in the pool, per tensor
+  std::vector<bool> owned_;                            // by this rank
+  std::vector<bool> holds_;                            // empty: all
   std::vector<TensorRecord> records_;
 };
 

@@ -11,6 +11,7 @@
 #include "checkpoint/hf_config.hpp"
 #include "checkpoint/run_checkpoint.hpp"
 #include "comm/store.hpp"
+#include "controller/device_choice.hpp"
 #include "controller/recorded_run.hpp"
 #include "controller/step_batch.hpp"
 #include "controller/trainer_pool.hpp"
@@ -68,11 +69,15 @@ Status require_batches(const std::string& run_dir, uint64_t first, uint64_t last
 
 class Replay {
  public:
-  // The run's own trainer pool in this process: the order of sums depends on its size.
-  Replay(std::string run_dir, const recipe::Recipe& recipe) : run_dir_(std::move(run_dir)), recipe_(recipe) {
-    for (int32_t rank = 0; rank < static_cast<int32_t>(recipe.trainer.workers); ++rank) {
-      pools_.trainer.push_back(make_trainer_worker(rank, store_, nullptr));
+  Replay(std::string run_dir, const recipe::Recipe& recipe) : run_dir_(std::move(run_dir)), recipe_(recipe) {}
+
+  // The run's own trainer pool in this process: the order of sums depends on its size and its devices.
+  Status make_trainers(const std::vector<DeviceId>& devices) {
+    for (size_t rank = 0; rank < devices.size(); ++rank) {
+      ACCORD_ASSIGN_OR_RETURN(const Device device, Device::open(devices[rank]));
+      pools_.trainer.push_back(make_trainer_worker(static_cast<int32_t>(rank), store_, nullptr, device));
     }
+    return absl::OkStatus();
   }
 
   StatusOr<ReplayedRun> run(const Start& start, uint64_t last) {
@@ -177,11 +182,14 @@ bool ReplayedRun::equal() const {
 
 StatusOr<ReplayedRun> replay_run(const std::string& run_dir, uint64_t step,
                                  const std::vector<std::string>& overrides) {
-  ACCORD_ASSIGN_OR_RETURN(const recipe::Recipe recipe,
-                          recipe::load_recipe(run_dir + "/recipe.yaml", overrides));
+  ACCORD_ASSIGN_OR_RETURN(recipe::Recipe recipe, recipe::load_recipe(run_dir + "/recipe.yaml", overrides));
   ACCORD_ASSIGN_OR_RETURN(const Start start, find_start(run_dir, recipe, step));
   ACCORD_RETURN_IF_ERROR(require_batches(run_dir, start.step + 1, step));
-  return Replay(run_dir, recipe).run(start, step);
+  ACCORD_ASSIGN_OR_RETURN(const PoolDevices devices, choose_devices(recipe, this_machine()));
+  recipe = with_devices(std::move(recipe), devices);
+  Replay replay(run_dir, recipe);
+  ACCORD_RETURN_IF_ERROR(replay.make_trainers(devices.trainer));
+  return replay.run(start, step);
 }
 
 }  // namespace accord::controller

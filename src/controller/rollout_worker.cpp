@@ -8,15 +8,16 @@
 #include "comm/gloo_communicator.hpp"
 #include "controller/engine_limits.hpp"
 #include "controller/groups.hpp"
+#include "controller/policy_arena.hpp"
 #include "controller/policy_setup.hpp"
+#include "controller/served_model.hpp"
 #include "controller/update_channel.hpp"
 #include "controller/weight_check.hpp"
+#include "device/stream.hpp"
 #include "device/thread_pool.hpp"
-#include "model/forward.hpp"
 #include "precision/expert_shards.hpp"
 #include "rollout/engine.hpp"
 #include "text/tokenizer.hpp"
-#include "weights/arena.hpp"
 #include "weights/transaction.hpp"
 
 namespace accord::controller {
@@ -24,7 +25,8 @@ namespace {
 
 class RolloutWorkerImpl final : public RolloutWorker {
  public:
-  RolloutWorkerImpl(int32_t rank, comm::Store& store) : rank_(rank), store_(store) {}
+  RolloutWorkerImpl(int32_t rank, comm::Store& store, const Device& device)
+      : rank_(rank), store_(store), device_(device) {}
 
   std::string address() const override { return ""; }  // known to the process that serves this worker
   StatusOr<SetupReport> setup(const SetupJob& job) override;
@@ -36,48 +38,76 @@ class RolloutWorkerImpl final : public RolloutWorker {
   Status release(uint64_t step) override;
 
  private:
-  void corrupt_if_asked(uint64_t version);
+  StatusOr<int64_t> cache_bytes() const;
+  Status make_model();
+  std::span<std::byte> staging();
+  Status corrupt_if_asked(uint64_t version);
 
   const int32_t rank_;
   comm::Store& store_;
+  const Device device_;
   std::optional<PolicySetup> policy_;
   std::unique_ptr<ThreadPool> pool_;
-  std::unique_ptr<weights::Arena> arena_;
+  Stream stream_;
+  std::unique_ptr<PolicyArena> arena_;
   std::unique_ptr<weights::UpdateReceiver> receiver_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
-  std::unique_ptr<model::Model> model_;
-  std::unique_ptr<rollout::Engine> engine_;
+  std::unique_ptr<ServedModel> model_;
   std::unique_ptr<Communicator> group_;
-  Buffer staging_;  // only where the KV cache is smaller than the arena
+  Buffer staging_;  // only on the CPU, where the KV cache is smaller than the arena
 
   std::mutex held_mutex_;
   std::map<SampleKey, Sample> held_;
 };
 
 StatusOr<SetupReport> RolloutWorkerImpl::setup(const SetupJob& job) {
+  ACCORD_RETURN_IF_ERROR(device_.make_current());
   ACCORD_ASSIGN_OR_RETURN(policy_, make_policy_setup(job, precision::kRolloutExpertShards));
   const recipe::Recipe& recipe = policy_->recipe;
-  const ModelConfig& config = policy_->hf.model;
+  ACCORD_RETURN_IF_ERROR(check_device("rollout", recipe.rollout.device, recipe, device_));
   pool_ = std::make_unique<ThreadPool>(worker_threads(recipe.rollout.threads, recipe.rollout.workers));
-  ACCORD_ASSIGN_OR_RETURN(arena_, weights::Arena::create(policy_->manifest.arena_bytes));
-  receiver_ = std::make_unique<weights::UpdateReceiver>(policy_->manifest, arena_->data(), *pool_);
+  ACCORD_ASSIGN_OR_RETURN(stream_, Stream::create(device_));
+  ACCORD_ASSIGN_OR_RETURN(arena_, PolicyArena::create(device_, &stream_, policy_->manifest.arena_bytes));
+  weights::UpdateReceiver::Copy copy;
+  if (device_.is_cuda()) {
+    copy = [this](std::byte*, const std::byte*, int64_t) { return arena_->upload(); };  // from staging()
+  }
+  receiver_ = std::make_unique<weights::UpdateReceiver>(policy_->manifest, arena_->data(), *pool_, copy);
   ACCORD_ASSIGN_OR_RETURN(tokenizer_, text::Tokenizer::load(recipe.model.checkpoint));
-  ACCORD_ASSIGN_OR_RETURN(model::PolicyWeights bound,
-                          model::bind_weights(config, policy_->manifest, arena_->data()));
-  ACCORD_ASSIGN_OR_RETURN(model_,
-                          model::Model::create(config, std::move(bound), recipe.model.compute_dtype, *pool_));
+  ACCORD_RETURN_IF_ERROR(make_model());
+  return report_of(device_, policy_->manifest.arena_bytes, pool_->num_threads());
+}
 
-  rollout::EngineOptions options;
-  options.max_batch_rows = static_cast<int32_t>(recipe.rollout.max_batch_rows);
-  options.prefill_chunk = static_cast<int32_t>(recipe.rollout.prefill_chunk);
-  options.kv_cache_tokens = kv_cache_rows(recipe, kv_row_bytes(config, size_of(recipe.model.compute_dtype)));
-  options.run_seed = recipe.run.seed;
-  options.record_routing = recipe.algorithm.routing_replay;
-  ACCORD_ASSIGN_OR_RETURN(
-      engine_, rollout::Engine::create(*model_, options, *pool_, [this](std::span<const int32_t> ids) {
-        return tokenizer_->decode(ids, true);
-      }));
-  return SetupReport{"cpu", policy_->manifest.arena_bytes, pool_->num_threads()};
+Status RolloutWorkerImpl::make_model() {
+  const recipe::Recipe& recipe = policy_->recipe;
+  const ModelConfig& config = policy_->hf.model;
+  ACCORD_ASSIGN_OR_RETURN(const int64_t budget, cache_bytes());
+  ServedModelOptions options;
+  options.compute_dtype = recipe.model.compute_dtype;
+  options.engine.max_batch_rows = static_cast<int32_t>(recipe.rollout.max_batch_rows);
+  options.engine.prefill_chunk = static_cast<int32_t>(recipe.rollout.prefill_chunk);
+  options.engine.kv_cache_tokens =
+      kv_cache_rows(recipe, kv_row_bytes(config, size_of(recipe.model.compute_dtype)), budget);
+  options.engine.run_seed = recipe.run.seed;
+  options.engine.record_routing = recipe.algorithm.routing_replay;
+  options.detokenize = [this](std::span<const int32_t> ids) { return tokenizer_->decode(ids, true); };
+  if (device_.is_cuda()) {
+    ACCORD_ASSIGN_OR_RETURN(
+        model_, serve_on_cuda(config, policy_->manifest, *arena_, device_, stream_, std::move(options)));
+  } else {
+    ACCORD_ASSIGN_OR_RETURN(model_,
+                            serve_on_cpu(config, policy_->manifest, *arena_, *pool_, std::move(options)));
+  }
+  return absl::OkStatus();
+}
+
+StatusOr<int64_t> RolloutWorkerImpl::cache_bytes() const {
+  if (!device_.is_cuda()) {
+    return kAutoCacheBytes;
+  }
+  ACCORD_ASSIGN_OR_RETURN(const DeviceInfo info, device_.info());
+  ACCORD_ASSIGN_OR_RETURN(const std::vector<DeviceInfo> devices, list_cuda_devices());
+  return device_cache_bytes(info, policy_->recipe.rollout.workers, static_cast<int64_t>(devices.size()));
 }
 
 Status RolloutWorkerImpl::join(const GroupJob& job) {
@@ -92,41 +122,55 @@ StatusOr<SyncReport> RolloutWorkerImpl::sync(const SyncJob& job) {
   if (!group_ || !receiver_) {
     return internal_error("sync of version {} before setup and join", job.version);
   }
-  // Nothing is generated during a sync, so the KV cache doubles as the receive buffer.
-  std::span<std::byte> staging = engine_->cache_memory();
-  if (static_cast<int64_t>(staging.size()) < policy_->manifest.arena_bytes) {
-    staging_.ensure(static_cast<size_t>(policy_->manifest.arena_bytes));
-    staging = {staging_.as<std::byte>(), staging_.capacity()};
-  }
+  ACCORD_RETURN_IF_ERROR(device_.make_current());
   weights::UpdateOptions options;
   options.version = job.version;
   ACCORD_ASSIGN_OR_RETURN(
       const weights::UpdateReport report,
-      receiver_->receive(staging, options, make_update_channel(*group_, Deadline::after(job.timeout))));
-  corrupt_if_asked(job.version);
-  engine_->set_weight_version(report.version);
+      receiver_->receive(staging(), options, make_update_channel(*group_, Deadline::after(job.timeout))));
+  ACCORD_RETURN_IF_ERROR(corrupt_if_asked(job.version));
+  ACCORD_RETURN_IF_ERROR(model_->weights_changed());
+  model_->engine().set_weight_version(report.version);
   return SyncReport{report.version, report.bytes, report.attempts};
+}
+
+// A device receives on the host. Otherwise the KV cache doubles as the receive buffer: nothing is generated
+// during a sync.
+std::span<std::byte> RolloutWorkerImpl::staging() {
+  const auto bytes = static_cast<size_t>(policy_->manifest.arena_bytes);
+  if (arena_->on_device()) {
+    return {arena_->host().data(), bytes};
+  }
+  const std::span<std::byte> cache = model_->engine().cache_memory();
+  if (cache.size() >= bytes) {
+    return cache;
+  }
+  staging_.ensure(bytes);
+  return {staging_.as<std::byte>(), staging_.capacity()};
 }
 
 StatusOr<HeldWeights> RolloutWorkerImpl::held_weights() {
   if (!receiver_) {
     return internal_error("weights were asked for before setup");
   }
-  return hold_weights(receiver_->version(), policy_->manifest, *arena_, *pool_);
+  ACCORD_RETURN_IF_ERROR(device_.make_current());
+  ACCORD_RETURN_IF_ERROR(arena_->download());
+  return hold_weights(receiver_->version(), policy_->manifest, arena_->host(), *pool_);
 }
 
 // The negative control of the equality check (recipe key debug.corrupt_rollout): without the digests'
 // knowledge one bit of the served bytes differs from the trainer's.
-void RolloutWorkerImpl::corrupt_if_asked(uint64_t version) {
+Status RolloutWorkerImpl::corrupt_if_asked(uint64_t version) {
   const auto& corrupt = policy_->recipe.debug.corrupt_rollout;
   if (!corrupt || corrupt->rank != rank_ || corrupt->version != static_cast<int64_t>(version) ||
-      corrupt->byte >= arena_->size()) {
-    return;
+      corrupt->byte >= policy_->manifest.arena_bytes) {
+    return absl::OkStatus();
   }
   constexpr std::byte kFlippedBit{0x40};
-  arena_->data()[corrupt->byte] ^= kFlippedBit;
+  ACCORD_RETURN_IF_ERROR(arena_->corrupt(corrupt->byte, kFlippedBit));
   log::warn("debug.corrupt_rollout: byte {} of the arena was changed on purpose at version {}", corrupt->byte,
             version);
+  return absl::OkStatus();
 }
 
 Status RolloutWorkerImpl::generate(const GenerateJob& job, const OnSample& on_sample) {
@@ -155,9 +199,11 @@ Status RolloutWorkerImpl::generate(const GenerateJob& job, const OnSample& on_sa
     lock.unlock();
     report(held);
   };
-  engine_->reset_stats();
-  ACCORD_RETURN_IF_ERROR(engine_->generate(requests, callbacks).status());
-  const rollout::EngineStats& stats = engine_->stats();
+  rollout::Engine& engine = model_->engine();
+  engine.reset_stats();
+  ACCORD_RETURN_IF_ERROR(device_.make_current());
+  ACCORD_RETURN_IF_ERROR(engine.generate(requests, callbacks).status());
+  const rollout::EngineStats& stats = engine.stats();
   log::info("{}: {} samples, {} new tokens in {} forwards ({} prompt rows, {} preemptions)",
             job.keep ? fmt::format("step {}", job.step) : "evaluation",
             requests.size() * static_cast<size_t>(job.num_samples), stats.generated_tokens, stats.forwards,
@@ -188,8 +234,8 @@ Status RolloutWorkerImpl::release(uint64_t step) {
 
 }  // namespace
 
-std::unique_ptr<RolloutWorker> make_rollout_worker(int32_t rank, comm::Store& store) {
-  return std::make_unique<RolloutWorkerImpl>(rank, store);
+std::unique_ptr<RolloutWorker> make_rollout_worker(int32_t rank, comm::Store& store, const Device& device) {
+  return std::make_unique<RolloutWorkerImpl>(rank, store, device);
 }
 
 }  // namespace accord::controller

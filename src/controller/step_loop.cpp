@@ -153,12 +153,15 @@ Status StepLoop::Impl::start() {
     ACCORD_RETURN_IF_ERROR(directory.create(kBatchesDirectory));
   }
   const SetupJob setup{inputs.recipe_yaml, inputs.plan.digest, inputs.manifest.digest, options.resume_dir};
+  std::vector<SetupReport> reports(pools.size());
   ACCORD_RETURN_IF_ERROR(for_all(pools.size(), [&](size_t i) -> Status {
-    ACCORD_ASSIGN_OR_RETURN(const SetupReport report, pools.member(i).setup(setup));
+    SetupReport& report = reports[i];
+    ACCORD_ASSIGN_OR_RETURN(report, pools.member(i).setup(setup));
     log::info("{}: {} with {} threads, arena of {:.1f} MB", pools.name(i), report.device, report.threads,
               static_cast<double>(report.arena_bytes) * 1e-6);
     return absl::OkStatus();
   }));
+  ACCORD_RETURN_IF_ERROR(check_arithmetic(pools, reports));
   ACCORD_RETURN_IF_ERROR(join_groups(pools, recipe));
 
   const bool fresh = options.resume_step == 0;

@@ -36,6 +36,19 @@ Status join_groups(const Pools& pools, const recipe::Recipe& recipe) {
   });
 }
 
+Status check_arithmetic(const Pools& pools, std::span<const SetupReport> reports) {
+  for (size_t i = 1; i < reports.size(); ++i) {
+    if (reports[i].arithmetic != reports[0].arithmetic) {
+      return recipe_error(
+          "{} computes on {} ({}) and {} on {} ({}): their sums differ in the last bits, so rollout and "
+          "trainer would not agree on log-probabilities; give all workers devices of one kind (--device)",
+          pools.name(0), reports[0].device, reports[0].arithmetic, pools.name(i), reports[i].device,
+          reports[i].arithmetic);
+    }
+  }
+  return absl::OkStatus();
+}
+
 void assign_ranks(const recipe::Recipe& recipe, int32_t num_ranks, std::span<TrainSampleRef> samples) {
   for (const trainer::SampleRange& range :
        trainer::split_updates(static_cast<int64_t>(samples.size()), recipe.rollout.samples_per_prompt,

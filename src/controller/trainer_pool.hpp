@@ -14,6 +14,10 @@ namespace accord::controller {
 // each expert group.
 Status join_groups(const Pools& pools, const recipe::Recipe& recipe);
 
+// Whether all workers compute alike, so that the same weights give the same bits on all of them. Error
+// (kBadRecipe): two workers of different arithmetic, by name. `reports`: per member of `pools`.
+Status check_arithmetic(const Pools& pools, std::span<const SetupReport> reports);
+
 // Sets the rank of every sample: each update of the step is spread over the ranks, balanced by tokens.
 void assign_ranks(const recipe::Recipe& recipe, int32_t num_ranks, std::span<TrainSampleRef> samples);
 

@@ -9,6 +9,7 @@
 #include "controller/checkpointing.hpp"
 #include "controller/engine_limits.hpp"
 #include "controller/groups.hpp"
+#include "controller/policy_arena.hpp"
 #include "controller/policy_setup.hpp"
 #include "controller/published_policy.hpp"
 #include "controller/reference_policy.hpp"
@@ -22,7 +23,6 @@
 #include "trainer/samples.hpp"
 #include "trainer/trainer.hpp"
 #include "trainer/updates.hpp"
-#include "weights/arena.hpp"
 #include "weights/transaction.hpp"
 
 namespace accord::controller {
@@ -40,8 +40,8 @@ int32_t expert_places(const recipe::Recipe& recipe) {
 
 class TrainerWorkerImpl final : public TrainerWorker {
  public:
-  TrainerWorkerImpl(int32_t rank, comm::Store& store, FetchSamples fetch)
-      : rank_(rank), store_(store), fetch_(fetch_recorded(std::move(fetch))) {}
+  TrainerWorkerImpl(int32_t rank, comm::Store& store, FetchSamples fetch, const Device& device)
+      : rank_(rank), store_(store), fetch_(fetch_recorded(std::move(fetch))), device_(device) {}
 
   std::string address() const override { return ""; }  // known to the process that serves this worker
   StatusOr<SetupReport> setup(const SetupJob& job) override;
@@ -80,13 +80,14 @@ class TrainerWorkerImpl final : public TrainerWorker {
   const int32_t rank_;
   comm::Store& store_;
   const FetchSamples fetch_;
+  const Device device_;
   std::optional<PolicySetup> policy_;
   std::unique_ptr<ThreadPool> pool_;
-  std::unique_ptr<weights::Arena> arena_;
   std::unique_ptr<Communicator> weights_group_;
   std::unique_ptr<Communicator> trainers_group_;  // of several trainers
   std::unique_ptr<Communicator> experts_group_;   // with expert parallelism
   std::unique_ptr<trainer::Trainer> trainer_;
+  std::unique_ptr<PolicyArena> arena_;
   std::unique_ptr<ReferencePolicy> reference_;  // where the recipe needs one
   std::unique_ptr<PublishedPolicy> published_;
   bool fresh_ = false;               // the arena holds the masters' bytes
@@ -95,10 +96,12 @@ class TrainerWorkerImpl final : public TrainerWorker {
 };
 
 StatusOr<SetupReport> TrainerWorkerImpl::setup(const SetupJob& job) {
+  ACCORD_RETURN_IF_ERROR(device_.make_current());
   ACCORD_ASSIGN_OR_RETURN(const recipe::Recipe asked,
                           recipe::parse_recipe(job.recipe_yaml, "the controller's recipe"));
   ACCORD_ASSIGN_OR_RETURN(policy_, make_policy_setup(job, asked.trainer.expert_tensor_parallel));
   const recipe::Recipe& recipe = policy_->recipe;
+  ACCORD_RETURN_IF_ERROR(check_device("trainer", recipe.trainer.device, recipe, device_));
   pool_ = std::make_unique<ThreadPool>(worker_threads(recipe.trainer.threads, recipe.trainer.workers));
 
   trainer::TrainerOptions options;
@@ -111,6 +114,7 @@ StatusOr<SetupReport> TrainerWorkerImpl::setup(const SetupJob& job) {
   options.rank = rank_;
   options.size = pool_size();
   options.expert_parallel = expert_places(recipe);
+  options.device = device_.id();
   for (const precision::PlanRow& row : policy_->plan.rows) {
     options.units.push_back(row.unit);
     if (!row.weight_decay) {
@@ -136,11 +140,12 @@ StatusOr<SetupReport> TrainerWorkerImpl::setup(const SetupJob& job) {
     ACCORD_RETURN_IF_ERROR(load_training_state(job.resume_dir, *trainer_));
     phase_ = Phase::kRl;
   }
-  ACCORD_ASSIGN_OR_RETURN(arena_, weights::Arena::create(policy_->manifest.arena_bytes));
+  ACCORD_ASSIGN_OR_RETURN(arena_,
+                          PolicyArena::create(device_, trainer_->stream(), policy_->manifest.arena_bytes));
   ACCORD_RETURN_IF_ERROR(trainer_->bind_arena(policy_->manifest, arena_->data()));
-  published_ = std::make_unique<PublishedPolicy>(*policy_, *trainer_, *arena_, *pool_);
+  ACCORD_ASSIGN_OR_RETURN(published_, PublishedPolicy::create(*policy_, *trainer_, *arena_, *pool_));
   fresh_ = false;
-  return SetupReport{"cpu", policy_->manifest.arena_bytes, pool_->num_threads()};
+  return report_of(device_, policy_->manifest.arena_bytes, pool_->num_threads());
 }
 
 Status TrainerWorkerImpl::join(const GroupJob& job) {
@@ -168,7 +173,7 @@ Status TrainerWorkerImpl::ready() const {
   if (!trainer_ || (pool_size() > 1 && !trainers_group_)) {
     return internal_error("trainer/{} was not set up, or left its group after an earlier error", rank_);
   }
-  return absl::OkStatus();
+  return device_.make_current();
 }
 
 // Both phases have their own optimizer settings; moments do not carry over from the warm start.
@@ -217,8 +222,8 @@ StatusOr<SyncReport> TrainerWorkerImpl::sync(const SyncJob& job) {
     options.version = job.version;
     ACCORD_ASSIGN_OR_RETURN(
         const weights::UpdateReport report,
-        weights::send_update(policy_->manifest, arena_->data(), {digests, published_->owners()}, options,
-                             make_update_channel(*weights_group_, Deadline::after(job.timeout))));
+        weights::send_update(policy_->manifest, arena_->host().data(), {digests, published_->owners()},
+                             options, make_update_channel(*weights_group_, Deadline::after(job.timeout))));
     return SyncReport{report.version, report.bytes, report.attempts};
   });
 }
@@ -227,7 +232,9 @@ StatusOr<HeldWeights> TrainerWorkerImpl::held_weights() {
   if (!arena_) {
     return internal_error("weights were asked for before setup");
   }
-  return hold_weights(version_, policy_->manifest, *arena_, *pool_);
+  ACCORD_RETURN_IF_ERROR(device_.make_current());
+  ACCORD_RETURN_IF_ERROR(arena_->download());
+  return hold_weights(version_, policy_->manifest, arena_->host(), *pool_);
 }
 
 // Trajectories come from their holders, grouped by holder, and are put back into the job's order.
@@ -403,8 +410,9 @@ Status TrainerWorkerImpl::save(const SaveJob& job) {
 
 }  // namespace
 
-std::unique_ptr<TrainerWorker> make_trainer_worker(int32_t rank, comm::Store& store, FetchSamples fetch) {
-  return std::make_unique<TrainerWorkerImpl>(rank, store, std::move(fetch));
+std::unique_ptr<TrainerWorker> make_trainer_worker(int32_t rank, comm::Store& store, FetchSamples fetch,
+                                                   const Device& device) {
+  return std::make_unique<TrainerWorkerImpl>(rank, store, std::move(fetch), device);
 }
 
 }  // namespace accord::controller

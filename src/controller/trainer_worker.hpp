@@ -5,10 +5,12 @@
 
 #include "comm/store.hpp"
 #include "controller/worker.hpp"
+#include "device/device.hpp"
 
 namespace accord::controller {
 
 // `store` and what `fetch` refers to must outlive the worker; both are used from join() on.
-std::unique_ptr<TrainerWorker> make_trainer_worker(int32_t rank, comm::Store& store, FetchSamples fetch);
+std::unique_ptr<TrainerWorker> make_trainer_worker(int32_t rank, comm::Store& store, FetchSamples fetch,
+                                                   const Device& device = {});
 
 }  // namespace accord::controller

@@ -25,7 +25,8 @@ struct SetupJob {
 };
 
 struct SetupReport {
-  std::string device;
+  std::string device;      // for people: cpu, cuda:0 NVIDIA H200
+  std::string arithmetic;  // of the device (Device::arithmetic)
   int64_t arena_bytes = 0;
   int32_t threads = 0;
 };

@@ -81,6 +81,40 @@ StatusOr<Device> Device::open(DeviceId id) {
   return device;
 }
 
+bool cuda_is_emulated() {
+#ifdef ACCORD_CUDA_EMULATED
+  return true;
+#else
+  return false;
+#endif
+}
+
+StatusOr<DeviceInfo> Device::info() const {
+  if (!is_cuda()) {
+    return internal_error("the CPU has no device information");
+  }
+  return backend::device_info(id_.index);
+}
+
+StatusOr<std::string> Device::describe() const {
+  if (!is_cuda()) {
+    return to_string(id_);
+  }
+  ACCORD_ASSIGN_OR_RETURN(const DeviceInfo found, info());
+  return to_string(id_) + " " + found.name;
+}
+
+StatusOr<std::string> Device::arithmetic() const {
+  if (!is_cuda()) {
+    return std::string("cpu");
+  }
+  if (cuda_is_emulated()) {
+    return std::string("emulated");
+  }
+  ACCORD_ASSIGN_OR_RETURN(const DeviceInfo found, info());
+  return fmt::format("sm_{}{}", found.major, found.minor);
+}
+
 Status Device::make_current() const { return is_cuda() ? backend::set_device(id_.index) : absl::OkStatus(); }
 
 Status Device::synchronize() const {

@@ -52,6 +52,9 @@ StatusOr<std::vector<DeviceInfo>> list_cuda_devices();
 // The newest CUDA that the driver serves ("CUDA 13.0"), or "none".
 std::string cuda_driver_text();
 
+// Whether the CUDA devices of this build are host code in disguise (preset emulated): for tests.
+bool cuda_is_emulated();
+
 // A device that exists and for which this build has kernels.
 class Device {
  public:
@@ -61,6 +64,12 @@ class Device {
 
   DeviceId id() const { return id_; }
   bool is_cuda() const { return id_.is_cuda(); }
+  // Of a CUDA device, memory as it is now.
+  StatusOr<DeviceInfo> info() const;
+  // For people: "cpu", "cuda:0 NVIDIA H200".
+  StatusOr<std::string> describe() const;
+  // What computes: sums agree bit for bit only where this is the same. "cpu", "sm_90", "sm_100", "emulated".
+  StatusOr<std::string> arithmetic() const;
   // CUDA keeps a current device per thread: a thread that launches on this device's streams calls this first.
   Status make_current() const;
   // Waits for everything that was submitted to it. The CPU has nothing to wait for.

@@ -14,10 +14,6 @@ struct NotBuilt {
 };
 
 constexpr NotBuilt kNotBuilt[] = {
-    {"rollout.device", [](const Recipe& r) { return r.rollout.device == DeviceChoice::kCuda; },
-     "rollout on CUDA", "auto or cpu"},
-    {"trainer.device", [](const Recipe& r) { return r.trainer.device == DeviceChoice::kCuda; },
-     "training on CUDA", "auto or cpu"},
     {"trainer.expert_tensor_parallel", [](const Recipe& r) { return r.trainer.expert_tensor_parallel != 1; },
      "expert tensor parallelism", "1"},
     {"precision.trainer_forward",

@@ -20,6 +20,7 @@ class Rules {
     check_reward();
     check_rollout();
     check_trainer();
+    check_devices();
     check_algorithm();
     check_optimizer("trainer.optimizer", r_.trainer.optimizer);
     if (r_.sft) {
@@ -128,6 +129,30 @@ class Rules {
       fail("trainer.updates_per_step",
            fmt::format("must be at most rollout.prompts_per_step = {}, is {} (each update needs a group)",
                        r_.rollout.prompts_per_step, r_.trainer.updates_per_step));
+    }
+  }
+
+  void check_devices() {
+    const DeviceChoice rollout = r_.rollout.device;
+    const DeviceChoice trainer = r_.trainer.device;
+    const bool any_cuda = rollout == DeviceChoice::kCuda || trainer == DeviceChoice::kCuda;
+    const bool any_cpu = rollout == DeviceChoice::kCpu || trainer == DeviceChoice::kCpu;
+    if (any_cuda && any_cpu) {
+      fail(
+          "trainer.device",
+          fmt::format("must be where rollout.device is, on {}, because sums on CUDA and on the CPU differ in "
+                      "their last bits (give both the same, or one of them auto)",
+                      rollout == DeviceChoice::kCuda ? "cuda" : "cpu"));
+    }
+    if (any_cuda && r_.model.compute_dtype != Dtype::kBF16) {
+      fail("model.compute_dtype",
+           fmt::format("must be bfloat16 with {}.device cuda (float32 is computed on the CPU only)",
+                       rollout == DeviceChoice::kCuda ? "rollout" : "trainer"));
+    }
+    if (any_cuda && r_.trainer.expert_parallel > 1) {
+      fail("trainer.expert_parallel",
+           fmt::format("must be 1 with {}.device cuda, where every trainer has all experts, is {}",
+                       trainer == DeviceChoice::kCuda ? "trainer" : "rollout", r_.trainer.expert_parallel));
     }
   }
 

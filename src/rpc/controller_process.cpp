@@ -11,6 +11,7 @@
 #include "base/files.hpp"
 #include "base/log.hpp"
 #include "controller/checkpointing.hpp"
+#include "controller/device_choice.hpp"
 #include "controller/local_processes.hpp"
 #include "controller/recorded_steps.hpp"
 #include "controller/run_inputs.hpp"
@@ -79,14 +80,17 @@ std::vector<std::string> expected_members(const recipe::Recipe& recipe) {
   return names;
 }
 
-Status start_local_workers(const std::vector<std::string>& members, const std::string& address,
-                           const controller::RunDirectory& directory, controller::LocalProcesses& processes) {
+Status start_local_workers(const std::vector<std::string>& members, const controller::PoolDevices& devices,
+                           const std::string& address, const controller::RunDirectory& directory,
+                           controller::LocalProcesses& processes) {
   for (const std::string& member : members) {
     const size_t slash = member.find('/');
     const std::string pool = member.substr(0, slash);
     const std::string rank = member.substr(slash + 1);
+    const DeviceId device = (pool == "trainer" ? devices.trainer : devices.rollout)[std::stoul(rank)];
     ACCORD_RETURN_IF_ERROR(processes.start(
-        member, {"worker", "--pool", pool, "--rank", rank, "--controller", address, "--device", "cpu"},
+        member,
+        {"worker", "--pool", pool, "--rank", rank, "--controller", address, "--device", to_string(device)},
         directory.file(fmt::format("logs/{}-{}.log", pool, rank))));
   }
   return absl::OkStatus();
@@ -186,7 +190,12 @@ StatusOr<recipe::Inspection> load(const ControllerOptions& options) {
 
 Status run_controller(const ControllerOptions& options) {
   block_stop_signals();
-  ACCORD_ASSIGN_OR_RETURN(const recipe::Inspection loaded, load(options));
+  ACCORD_ASSIGN_OR_RETURN(recipe::Inspection loaded, load(options));
+  controller::PoolDevices devices;  // of local workers; others bring theirs
+  if (options.local_workers) {
+    ACCORD_ASSIGN_OR_RETURN(devices, controller::choose_devices(loaded.recipe, controller::this_machine()));
+    loaded.recipe = controller::with_devices(std::move(loaded.recipe), devices);
+  }
   const recipe::Recipe& recipe = loaded.recipe;
   if (options.resume && recipe.debug.mode == recipe::DebugMode::kRolloutOnly) {
     return usage_error(
@@ -232,6 +241,9 @@ Status run_controller(const ControllerOptions& options) {
   state.set_phase("waiting for workers");
   log::info("run {} in {}: status on {} (accord status {})", recipe.run.name, directory.path(),
             server->address(), server->address());
+  if (options.local_workers) {
+    log::info("workers compute on {}: {}", devices.cuda ? "CUDA devices" : "the CPU", devices.reason);
+  }
   for (const std::string& note : loaded.notes) {
     state.warn("recipe: " + note);
   }
@@ -247,7 +259,7 @@ Status run_controller(const ControllerOptions& options) {
   }
   controller::LocalProcesses processes;
   if (options.local_workers) {
-    ACCORD_RETURN_IF_ERROR(start_local_workers(members, server->address(), directory, processes));
+    ACCORD_RETURN_IF_ERROR(start_local_workers(members, devices, server->address(), directory, processes));
   }
   const StopOnSignal signals(state);
 

@@ -84,7 +84,7 @@ class Client : public Base {
     v1::SetupReply reply;
     Call call(options_, waits_, canceller_, "Setup", options_.setup_timeout, "checkpoint");
     ACCORD_RETURN_IF_ERROR(call.result(stub_->Setup(call.context(), request, &reply)));
-    return controller::SetupReport{reply.device(), reply.arena_bytes(), reply.threads()};
+    return controller::SetupReport{reply.device(), reply.arithmetic(), reply.arena_bytes(), reply.threads()};
   }
 
   Status join(const controller::GroupJob& job) override {

@@ -51,6 +51,7 @@ grpc::Status WorkerService::Setup(grpc::ServerContext* context, const v1::SetupR
       {request->recipe_yaml(), request->plan_digest(), request->manifest_digest(), request->resume_dir()});
   if (report.ok()) {
     reply->set_device(report->device);
+    reply->set_arithmetic(report->arithmetic);
     reply->set_arena_bytes(report->arena_bytes);
     reply->set_threads(report->threads);
   }

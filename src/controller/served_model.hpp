@@ -1,0 +1,40 @@
+#pragma once
+// The model and the engine of a rollout worker, over an arena's bytes on the arena's device.
+#include <memory>
+
+#include "base/dtype.hpp"
+#include "base/flow.hpp"
+#include "base/model_config.hpp"
+#include "base/status.hpp"
+#include "controller/policy_arena.hpp"
+#include "device/thread_pool.hpp"
+#include "rollout/engine.hpp"
+
+namespace accord::controller {
+
+class ServedModel {
+ public:
+  virtual ~ServedModel() = default;
+  virtual rollout::Engine& engine() = 0;
+  // Called when the arena's bytes have changed, before anything is generated from them. Errors (kBadData):
+  // weights that the device cannot compute with, by name.
+  virtual Status weights_changed() = 0;
+};
+
+struct ServedModelOptions {
+  Dtype compute_dtype = Dtype::kBF16;  // of the CPU; devices compute in BF16
+  rollout::EngineOptions engine;
+  rollout::Detokenize detokenize;
+};
+
+// All but the options must outlive the model. Errors: those of the models and of the engine.
+StatusOr<std::unique_ptr<ServedModel>> serve_on_cpu(const ModelConfig& config, const WeightManifest& manifest,
+                                                    PolicyArena& arena, ThreadPool& pool,
+                                                    ServedModelOptions options);
+// `stream`: of `device`. Unavailable in a build without CUDA.
+StatusOr<std::unique_ptr<ServedModel>> serve_on_cuda(const ModelConfig& config,
+                                                     const WeightManifest& manifest, PolicyArena& arena,
+                                                     const Device& device, const Stream& stream,
+                                                     ServedModelOptions options);
+
+}  // namespace accord::controller
