@@ -1,5 +1,6 @@
 #pragma once
 // A checkpoint as a runnable model in this process: what `logprobs`, `generate` and `eval` load.
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -33,6 +34,7 @@ class LocalModel {
 
   const ModelConfig& config() const;
   const WeightManifest& manifest() const;
+  const std::byte* arena() const;  // the weights' bytes
   model::Model& model();
   ThreadPool& pool();
 

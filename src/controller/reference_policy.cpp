@@ -4,15 +4,13 @@
 #include <vector>
 
 #include "checkpoint/hf_config.hpp"
-#include "kernels/logprob/logprob.hpp"
+#include "controller/local_model.hpp"
 #include "precision/plan.hpp"
 #include "trainer/samples.hpp"
 #include "weights/manifest.hpp"
 
 namespace accord::controller {
 namespace {
-
-constexpr int64_t kLogitsElements = int64_t{1} << 24;  // of one chunk of response rows: 64 MiB of fp32
 
 const char* name_of(Architecture architecture) {
   switch (architecture) {
@@ -63,7 +61,8 @@ StatusOr<int64_t> reference_bytes(const ModelConfig& reference) {
 
 StatusOr<std::unique_ptr<ReferencePolicy>> ReferencePolicy::load(const std::string& reference,
                                                                  const recipe::Recipe& recipe,
-                                                                 const ModelConfig& policy, int threads) {
+                                                                 const ModelConfig& policy, int threads,
+                                                                 const Device& device) {
   ACCORD_RETURN_IF_ERROR(read_reference_config(reference, recipe, policy).status());
   LocalModelOptions options;
   options.checkpoint = reference;
@@ -74,19 +73,29 @@ StatusOr<std::unique_ptr<ReferencePolicy>> ReferencePolicy::load(const std::stri
   if (!local.ok()) {
     return annotate(local.status(), "model.reference");
   }
+  const int64_t positions = (*local)->config().max_position_embeddings;
+  std::unique_ptr<ReferenceForward> forward;
+  if (device.is_cuda()) {
+    StatusOr<std::unique_ptr<ReferenceForward>> made = make_cuda_reference(*std::move(local), device);
+    if (!made.ok()) {
+      return annotate(made.status(), "model.reference");
+    }
+    forward = *std::move(made);
+  } else {
+    forward = make_cpu_reference(*std::move(local));
+  }
   return std::unique_ptr<ReferencePolicy>(
-      new ReferencePolicy(*std::move(local), recipe.trainer.tokens_per_microbatch));
+      new ReferencePolicy(std::move(forward), positions, recipe.trainer.tokens_per_microbatch));
 }
 
 Status ReferencePolicy::fill(std::span<trainer::TrainSample> samples) {
-  const int64_t positions = local_->config().max_position_embeddings;
   std::vector<int64_t> rows;
   rows.reserve(samples.size());
   for (const trainer::TrainSample& sample : samples) {
     rows.push_back(static_cast<int64_t>(sample.tokens.size()) - 1);
-    if (rows.back() > positions) {
+    if (rows.back() > positions_) {
       return data_error("{}: {} tokens exceed the reference's {} positions (max_position_embeddings)",
-                        trainer::describe(sample.key), sample.tokens.size(), positions);
+                        trainer::describe(sample.key), sample.tokens.size(), positions_);
     }
   }
   for (const std::vector<int32_t>& members : trainer::pack_sequences(rows, tokens_per_microbatch_)) {
@@ -103,46 +112,22 @@ Status ReferencePolicy::fill_packed(std::span<trainer::TrainSample> samples,
     sequences.push_back({sample.tokens, sample.prompt_length});
   }
   packed_.build(sequences);
-  model::Model& model = local_->model();
-  const ModelConfig& c = local_->config();
-  const int64_t rows = packed_.num_rows();
-  const MatrixView x_TH = x_.matrix(model.compute_dtype(), rows, c.hidden_size);
-  // A layer is done before the next one begins: one layer's cache serves all.
-  const model::KvLayer kv = model::kv_layer(c, model.compute_dtype(), rows, k_, v_);
-  model.embed(packed_.batch(), x_TH);
-  for (int64_t layer = 0; layer < c.num_layers; ++layer) {
-    ACCORD_RETURN_IF_ERROR(model.layer_forward(layer, packed_.batch(), kv, x_TH, {}, nullptr));
-  }
-  head(x_TH, samples, members);
-  return absl::OkStatus();
-}
-
-void ReferencePolicy::head(MatrixView x_TH, std::span<trainer::TrainSample> samples,
-                           std::span<const int32_t> members) {
-  std::vector<float*> out;  // per response token
   std::vector<float> temperatures;
   for (const int32_t m : members) {
+    const trainer::TrainSample& sample = samples[static_cast<size_t>(m)];
+    temperatures.insert(temperatures.end(), static_cast<size_t>(sample.response_length()),
+                        sample.temperature);
+  }
+  std::vector<float> logprobs(temperatures.size());
+  ACCORD_RETURN_IF_ERROR(forward_->logprobs(packed_, temperatures, logprobs));
+  auto next = logprobs.begin();
+  for (const int32_t m : members) {
     trainer::TrainSample& sample = samples[static_cast<size_t>(m)];
-    sample.ref_logprobs.resize(static_cast<size_t>(sample.response_length()));
-    for (float& logprob : sample.ref_logprobs) {
-      out.push_back(&logprob);
-      temperatures.push_back(sample.temperature);
-    }
+    const auto end = next + sample.response_length();
+    sample.ref_logprobs.assign(next, end);
+    next = end;
   }
-  const int64_t vocab = local_->config().vocab_size;
-  const auto count = static_cast<int64_t>(out.size());
-  const int64_t chunk = std::max<int64_t>(kLogitsElements / vocab, 1);
-  for (int64_t begin = 0; begin < count; begin += chunk) {
-    const int64_t n = std::min(chunk, count - begin);
-    const MatrixView logits = logits_.matrix(Dtype::kF32, n, vocab);
-    local_->model().logits(
-        x_TH, packed_.response_rows().subspan(static_cast<size_t>(begin), static_cast<size_t>(n)), logits);
-    local_->pool().parallel_for(n, [&](int64_t i) {
-      const auto token = static_cast<size_t>(begin + i);
-      *out[token] = kernels::token_logprob(logits.row<float>(i), vocab, packed_.response_tokens()[token],
-                                           temperatures[token]);
-    });
-  }
+  return absl::OkStatus();
 }
 
 }  // namespace accord::controller

@@ -9,8 +9,8 @@
 
 #include "base/model_config.hpp"
 #include "base/status.hpp"
-#include "controller/local_model.hpp"
-#include "device/buffer.hpp"
+#include "controller/reference_forward.hpp"
+#include "device/device.hpp"
 #include "recipe/recipe.hpp"
 #include "trainer/packing.hpp"
 #include "trainer/trainer.hpp"
@@ -30,10 +30,12 @@ StatusOr<int64_t> reference_bytes(const ModelConfig& reference);
 
 class ReferencePolicy {
  public:
-  // Errors: what LocalModel::load refuses; a reference that does not fit the policy.
+  // On the policy's kind of device, whose arithmetic it shares. Errors: what LocalModel::load refuses; a
+  // reference that does not fit the policy, or the device.
   static StatusOr<std::unique_ptr<ReferencePolicy>> load(const std::string& reference,
                                                          const recipe::Recipe& recipe,
-                                                         const ModelConfig& policy, int threads);
+                                                         const ModelConfig& policy, int threads,
+                                                         const Device& device = {});
 
   // Fills ref_logprobs: of the response tokens, at each sample's temperature, routed by the reference's own
   // scores. Samples are packed as the trainer packs them, which changes no bit. An error (a sequence longer
@@ -41,16 +43,15 @@ class ReferencePolicy {
   Status fill(std::span<trainer::TrainSample> samples);
 
  private:
-  ReferencePolicy(std::unique_ptr<LocalModel> local, int64_t tokens_per_microbatch)
-      : local_(std::move(local)), tokens_per_microbatch_(tokens_per_microbatch) {}
+  ReferencePolicy(std::unique_ptr<ReferenceForward> forward, int64_t positions, int64_t tokens_per_microbatch)
+      : forward_(std::move(forward)), positions_(positions), tokens_per_microbatch_(tokens_per_microbatch) {}
 
   Status fill_packed(std::span<trainer::TrainSample> samples, std::span<const int32_t> members);
-  void head(MatrixView x_TH, std::span<trainer::TrainSample> samples, std::span<const int32_t> members);
 
-  const std::unique_ptr<LocalModel> local_;
+  const std::unique_ptr<ReferenceForward> forward_;
+  const int64_t positions_;  // that the reference has
   const int64_t tokens_per_microbatch_;
   trainer::PackedBatch packed_;
-  Buffer x_, k_, v_, logits_;
 };
 
 }  // namespace accord::controller

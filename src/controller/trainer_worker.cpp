@@ -133,8 +133,8 @@ StatusOr<SetupReport> TrainerWorkerImpl::setup(const SetupJob& job) {
                                                      return source.read_f32(spec.name, values);
                                                    }));
   if (const auto reference = reference_of(recipe)) {
-    ACCORD_ASSIGN_OR_RETURN(
-        reference_, ReferencePolicy::load(*reference, recipe, policy_->hf.model, pool_->num_threads()));
+    ACCORD_ASSIGN_OR_RETURN(reference_, ReferencePolicy::load(*reference, recipe, policy_->hf.model,
+                                                              pool_->num_threads(), device_));
   }
   if (!job.resume_dir.empty()) {
     ACCORD_RETURN_IF_ERROR(load_training_state(job.resume_dir, *trainer_));

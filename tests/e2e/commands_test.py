@@ -141,5 +141,19 @@ def case_usage(t):
     require_parts(error, ["127.0.0.1:1"], "the error of a worker without controller")
 
 
+def case_worker_devices(t):
+    worker = ["worker", "--pool", "rollout", "--rank", "0", "--controller", "127.0.0.1:1", "--register-timeout", "1"]
+    require_parts(t.accord(*worker, "--device", "gpu", expect=USAGE).error(), ["--device", "'gpu'", "cuda:N"], "a bad name")
+    require_parts(t.accord(*worker, "--device", "cuda:99", expect=UNAVAILABLE).error(), ["--device", "cuda:99: "],
+                  "a device that is not there")
+    found = json.loads(t.accord("doctor", "--json").out)
+    if any(device["usable"] for device in found["cuda_devices"]):
+        t.note("a run on CUDA is not refused here: this machine has a device")
+        return
+    error = t.accord("run", t.recipe("cuda", {"trainer.device": "cuda"}), expect=UNAVAILABLE).error()
+    require_parts(error, ["trainer.device is cuda: ", "use cpu"], "a run without its device")
+    require(not os.path.exists(t.path("cuda")), "a refused run left a directory")
+
+
 if __name__ == "__main__":
     harness.main(globals())

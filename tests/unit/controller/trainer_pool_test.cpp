@@ -61,6 +61,18 @@ bool mentions(const Status& status, const char* text) {
 
 }  // namespace
 
+TEST_CASE("pools whose workers compute differently are refused and both are named") {
+  Pools pools = pools_of({Metrics{}, Metrics{}});
+  const SetupReport h200{"cuda:0 NVIDIA H200", "sm_90", 1, 1};
+  CHECK(check_arithmetic(pools, std::vector<SetupReport>{h200, h200}).ok());
+  const Status mixed = check_arithmetic(pools, std::vector<SetupReport>{h200, {"cpu", "cpu", 1, 1}});
+  CHECK(exit_code(mixed) == ExitCode::kBadRecipe);
+  for (const char* part : {"trainer/0", "cuda:0 NVIDIA H200", "sm_90", "trainer/1", "(cpu)", "--device"}) {
+    CAPTURE(part);
+    CHECK(mentions(mixed, part));
+  }
+}
+
 TEST_CASE("trainers that agree give one answer, a NaN included") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const Metrics answer{{"train/loss", 0.5}, {"train/entropy", nan}};

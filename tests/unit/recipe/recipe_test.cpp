@@ -250,8 +250,6 @@ TEST_CASE("an external reward says who scores and what a failure counts") {
 
 TEST_CASE("features that are not built yet are refused and located") {
   const std::vector<std::string> asked = {
-      "rollout.device=cuda",
-      "trainer.device=cuda",
       "trainer.expert_tensor_parallel=2",
       "restart=workers",
       "monitor.prometheus=127.0.0.1:9000",
@@ -265,6 +263,24 @@ TEST_CASE("features that are not built yet are refused and located") {
   }
   CHECK(error_of(kMinimal + "precision: {trainer_forward: bf16, allow_mismatch: true}\n").find("not built") !=
         std::string::npos);
+}
+
+TEST_CASE("both pools are on one kind of device and CUDA computes in bfloat16 without expert parallelism") {
+  CHECK(load_set({"rollout.device=cuda"}).rollout.device == DeviceChoice::kCuda);
+  CHECK(load_set({"rollout.device=cuda", "trainer.device=cuda"}).trainer.device == DeviceChoice::kCuda);
+  CHECK(load_set({"trainer.device=cpu", "model.compute_dtype=float32"}).trainer.device == DeviceChoice::kCpu);
+  const auto error = [](const std::vector<std::string>& sets) {
+    const auto recipe = parse_recipe(kMinimal, "r.yaml", sets);
+    return recipe.ok() ? std::string() : std::string(message_of(recipe.status()));
+  };
+  const std::string mixed = error({"rollout.device=cpu", "trainer.device=cuda"});
+  CHECK(mixed.find("trainer.device: must be where rollout.device is, on cpu") != std::string::npos);
+  CHECK(error({"rollout.device=cuda", "trainer.device=cpu"}).find("rollout.device is, on cuda") !=
+        std::string::npos);
+  CHECK(error({"trainer.device=cuda", "model.compute_dtype=float32"})
+            .find("model.compute_dtype: must be bfloat16 with trainer.device cuda") != std::string::npos);
+  CHECK(error({"rollout.device=cuda", "trainer.workers=2", "trainer.expert_parallel=2"})
+            .find("trainer.expert_parallel: must be 1 with rollout.device cuda") != std::string::npos);
 }
 
 TEST_CASE("several training files have weights of their own") {
