@@ -397,6 +397,6 @@ TEST_CASE("the trainer refuses what does not run on a device") {
   options.size = 2;
   refused("trainer.expert_parallel is 2", config, options);
   options = trainer_options(BackwardMode::kHighPrecision);
-  config.vocab_size = 321;
-  refused("lm_head.weight [321, 64]", config, options);
+  config.moe_intermediate_size = 36;
+  refused("mlp.experts.0.gate_proj.weight [36, 64]", config, options);
 }
