@@ -122,7 +122,7 @@ __device__ inline float divide(float n, float divisor, float inverse) {
 }
 
 // Outer scales for which the short division is exact: q * s * A is 0 or lies between 2^-100 and 2^120.
-__device__ inline bool divides_fast(float amax) { return formats::is_ordinary_scope(amax); }
+__device__ inline bool divides_fast(float amax) { return amax > 0x1p-80F && amax < 0x1p100F; }
 
 // |d| or d^2 of one element under a candidate: q is its rounded magnitude, d of -x is -d of x, and a NaN
 // stays one.

@@ -24,11 +24,11 @@ struct Choice {
   bool sure;
 };
 
-// What the functions below assume of a block and of its outer scale: no product that they or the contract
-// make underflows or overflows, and every a is below 7. `base` is b of the contract, s6 the candidate's
-// value; a NaN or an Inf among x makes b or the errors such that the answer is not sure.
+// What the functions below assume of a block and of its outer scale: no product, square or sum that they or
+// the contract make underflows or overflows, and every a is below 7. `base` is b of the contract, s6 the
+// candidate's value; a NaN or an Inf among x makes b or the errors such that the answer is not sure.
 ACCORD_HOST_DEVICE inline bool is_ordinary(float base, float s6) { return base <= 448.0F && s6 >= 0x1p-6F; }
-ACCORD_HOST_DEVICE inline bool is_ordinary_scope(float amax) { return amax > 0x1p-80F && amax < 0x1p100F; }
+ACCORD_HOST_DEVICE inline bool is_ordinary_scope(float amax) { return amax > 0x1p-45F && amax < 0x1p60F; }
 
 // n/6 with the rounding of a division, unless the result is below 2^-100 (and then it is nearly that).
 ACCORD_HOST_DEVICE inline float divide_by_six(float n) {

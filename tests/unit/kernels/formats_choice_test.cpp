@@ -67,7 +67,7 @@ Counts over_blocks(int count, bool coarse) {
   for (int i = 0; i < count; ++i) {
     float values[kRows * 16];
     float largest = 0.0F;
-    const float scale = std::ldexp(1.0F, static_cast<int>(random() % 60) - 30);
+    const float scale = std::ldexp(1.0F, static_cast<int>(random() % 125) - 60);
     for (float& v : values) {
       // Coarse: few magnitudes, so that ties of the grid and equal errors happen.
       v = coarse ? static_cast<float>(static_cast<int>(random() % 25) - 12) * scale
@@ -92,7 +92,7 @@ TEST_CASE("formats: the short rule of four over six decides as the contract wher
   const Counts counts = over_blocks<1>(100000, false);
   CHECK(counts.wrong == 0);
   CHECK(counts.wrong_codes == 0);
-  CHECK(counts.unsure < counts.blocks / 20);
+  CHECK(counts.unsure < counts.blocks / 3);  // among them those of scales far from 1
   const Counts coarse = over_blocks<1>(50000, true);
   CHECK(coarse.wrong == 0);
   CHECK(coarse.wrong_codes == 0);
