@@ -25,8 +25,9 @@ class PublishedPolicy {
                                                            ThreadPool& pool);
 
   // Quantizes the masters that this rank owns into its arena, where they lie: on a device the bytes come down
-  // to the arena's copy on the host. With a `group` (null: this rank is the pool) the others' bytes come from
-  // their owners, and are compared with the owners' digests.
+  // to the arena's copy on the host, and after a step only what the step left is quantized. With a `group`
+  // (null: this rank is the pool) the others' bytes come from their owners, and are compared with the owners'
+  // digests.
   Status publish(Communicator* group, Deadline deadline);
 
   // Of what was published last; manifest order.
@@ -36,6 +37,7 @@ class PublishedPolicy {
 
  private:
   PublishedPolicy(const PolicySetup& policy, trainer::Trainer& trainer, PolicyArena& arena, ThreadPool& pool);
+  Status match_parameters();
   StatusOr<weights::ExportReport> export_masters();
   Status exchange(Communicator& group, Deadline deadline);
 
@@ -46,6 +48,7 @@ class PublishedPolicy {
   std::unique_ptr<weights::DeviceExporter> exporter_;  // where masters lie on a device
   std::vector<int32_t> owners_;                        // rank in the pool, per tensor
   std::vector<bool> owned_;                            // by this rank
+  std::vector<size_t> parameters_;                     // of the trainer, per tensor; on a device
   std::vector<bool> holds_;                            // empty: all
   std::vector<TensorRecord> records_;
 };

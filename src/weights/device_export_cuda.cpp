@@ -1,5 +1,6 @@
 // Per tensor: max |master| -> (host: all finite? outer scales of units) -> tiles of rows: bf16 -> quantizer
-// -> what it saw. Counters of all tensors lie in one block, copied down once per half.
+// -> what it saw. Counters of all tensors lie in one block, copied down once per half. After an update that
+// exported, max and counts are given, and only NVFP4 is left.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -65,6 +66,8 @@ class CudaExporter final : public DeviceExporter {
   Status prepare();
   StatusOr<ExportReport> run(const DeviceMasters& masters, std::byte* arena, Arena& host,
                              ThreadPool& pool) override;
+  StatusOr<ExportReport> finish(const DeviceMasters& masters, std::span<const ExportCounts> counts,
+                                std::byte* arena, Arena& host, ThreadPool& pool) override;
 
  private:
   // A tensor's rows [begin, begin + rows) at a time.
@@ -72,6 +75,7 @@ class CudaExporter final : public DeviceExporter {
     const int64_t cols = matrix_shape(manifest_.entries[entry]).cols;
     return std::max<int64_t>(tile_elements_ / cols / kTileRows, 1) * kTileRows;
   }
+  bool has_outer_scale(size_t entry) const { return manifest_.entries[entry].format == WeightFormat::kNVFP4; }
   bool is_quantized(size_t entry) const {
     const WeightFormat format = manifest_.entries[entry].format;
     return format == WeightFormat::kMXFP8 || format == WeightFormat::kNVFP4;
@@ -86,13 +90,15 @@ class CudaExporter final : public DeviceExporter {
     return absl::OkStatus();
   }
 
-  Status find_masters(const DeviceMasters& masters);
-  Status check_finite();
+  Status begin(const DeviceMasters& masters, const Arena& host);
+  Status find_largest();
+  Status check_finite() const;
   Status set_outer_scales();
   Status write(size_t entry, std::byte* arena);
+  Status write_quantized(size_t entry, std::byte* arena);
   void quantize(size_t entry, std::byte* arena);
   Status copy_down(const std::byte* arena, Arena& host) const;
-  ExportReport report(const Arena& host, ThreadPool& pool) const;
+  ExportReport report(const Arena& host, std::span<const ExportCounts> counts, ThreadPool& pool) const;
 
   const WeightManifest& manifest_;
   const Device device_;
@@ -146,7 +152,11 @@ Status CudaExporter::prepare() {
   return stream_.synchronize();
 }
 
-Status CudaExporter::find_masters(const DeviceMasters& masters) {
+Status CudaExporter::begin(const DeviceMasters& masters, const Arena& host) {
+  if (host.size() < manifest_.arena_bytes) {
+    return internal_error("an arena of {} bytes for weights of {}", host.size(), manifest_.arena_bytes);
+  }
+  ACCORD_RETURN_IF_ERROR(device_.make_current());
   return for_each_entry([&](size_t entry) {
     masters_[entry] = masters(manifest_.entries[entry].name);
     return masters_[entry] != nullptr
@@ -155,7 +165,7 @@ Status CudaExporter::find_masters(const DeviceMasters& masters) {
   });
 }
 
-Status CudaExporter::check_finite() {
+Status CudaExporter::find_largest() {
   const size_t entries = manifest_.entries.size();
   auto* const device = counters_.on_device<uint32_t>(counters_.largest);
   auto* const largest = counters_.on_host<uint32_t>(counters_.largest);
@@ -165,7 +175,11 @@ Status CudaExporter::check_finite() {
     return absl::OkStatus();
   }));
   ACCORD_RETURN_IF_ERROR(stream_.copy(largest, device, entries * sizeof(uint32_t)));
-  ACCORD_RETURN_IF_ERROR(stream_.synchronize());
+  return stream_.synchronize();
+}
+
+Status CudaExporter::check_finite() const {
+  const auto* const largest = counters_.on_host<uint32_t>(counters_.largest);
   return for_each_entry([&](size_t entry) -> Status {
     if (finite_in_bf16(largest[entry])) {
       return absl::OkStatus();
@@ -208,7 +222,12 @@ Status CudaExporter::write(size_t index, std::byte* arena) {
     kernels::cuda::round_to_bf16(masters_[index], count, reinterpret_cast<BF16*>(data), stream_.handle());
     return absl::OkStatus();
   }
+  return write_quantized(index, arena);
+}
+
+Status CudaExporter::write_quantized(size_t index, std::byte* arena) {
   quantize(index, arena);
+  const WeightEntry& entry = manifest_.entries[index];
   if (entry.outer_bytes == 0) {
     return absl::OkStatus();
   }
@@ -256,7 +275,9 @@ Status CudaExporter::copy_down(const std::byte* arena, Arena& host) const {
   return absl::OkStatus();
 }
 
-ExportReport CudaExporter::report(const Arena& host, ThreadPool& pool) const {
+// `counts`: of the update that exported, if one did.
+ExportReport CudaExporter::report(const Arena& host, std::span<const ExportCounts> counts,
+                                  ThreadPool& pool) const {
   ExportReport report;
   for (const WeightEntry& entry : manifest_.entries) {
     report.tensors.push_back({entry.name, "", 0.0, 0.0, 0.0});
@@ -270,9 +291,10 @@ ExportReport CudaExporter::report(const Arena& host, ThreadPool& pool) const {
       const MatrixShape shape = matrix_shape(entry);
       TileHealth total;
       if (entry.format != WeightFormat::kF32) {
-        total.flushed = flushed[index];
+        total = counts.empty() ? TileHealth{0, flushed[index]}
+                               : TileHealth{counts[index].saturated, counts[index].flushed};
       }
-      if (is_quantized(index)) {
+      if (counts.empty() ? is_quantized(index) : has_outer_scale(index)) {
         const auto tiles = static_cast<size_t>((shape.rows + tile_rows(index) - 1) / tile_rows(index));
         for (size_t tile = 0; tile < tiles; ++tile) {
           total.saturated += health[first_tile_[index] + tile].saturated;
@@ -292,11 +314,8 @@ ExportReport CudaExporter::report(const Arena& host, ThreadPool& pool) const {
 
 StatusOr<ExportReport> CudaExporter::run(const DeviceMasters& masters, std::byte* arena, Arena& host,
                                          ThreadPool& pool) {
-  if (host.size() < manifest_.arena_bytes) {
-    return internal_error("an arena of {} bytes for weights of {}", host.size(), manifest_.arena_bytes);
-  }
-  ACCORD_RETURN_IF_ERROR(device_.make_current());
-  ACCORD_RETURN_IF_ERROR(find_masters(masters));
+  ACCORD_RETURN_IF_ERROR(begin(masters, host));
+  ACCORD_RETURN_IF_ERROR(find_largest());
   ACCORD_RETURN_IF_ERROR(check_finite());
   ACCORD_RETURN_IF_ERROR(set_outer_scales());
   ACCORD_RETURN_IF_ERROR(for_each_entry([&](size_t entry) { return write(entry, arena); }));
@@ -304,7 +323,31 @@ StatusOr<ExportReport> CudaExporter::run(const DeviceMasters& masters, std::byte
   ACCORD_RETURN_IF_ERROR(
       stream_.copy(counters_.host.data(), counters_.device.data(), counters_.largest));  // health, flushed
   ACCORD_RETURN_IF_ERROR(stream_.synchronize());
-  return report(host, pool);
+  return report(host, {}, pool);
+}
+
+StatusOr<ExportReport> CudaExporter::finish(const DeviceMasters& masters,
+                                            std::span<const ExportCounts> counts, std::byte* arena,
+                                            Arena& host, ThreadPool& pool) {
+  if (counts.size() != manifest_.entries.size()) {
+    return internal_error("an export of {} tensors after an update of {}", manifest_.entries.size(),
+                          counts.size());
+  }
+  ACCORD_RETURN_IF_ERROR(begin(masters, host));
+  auto* const largest = counters_.on_host<uint32_t>(counters_.largest);
+  for (size_t entry = 0; entry < counts.size(); ++entry) {
+    largest[entry] = counts[entry].largest_bits;
+  }
+  ACCORD_RETURN_IF_ERROR(check_finite());
+  ACCORD_RETURN_IF_ERROR(set_outer_scales());
+  ACCORD_RETURN_IF_ERROR(for_each_entry([&](size_t entry) {
+    return has_outer_scale(entry) ? write_quantized(entry, arena) : absl::OkStatus();
+  }));
+  ACCORD_RETURN_IF_ERROR(copy_down(arena, host));
+  ACCORD_RETURN_IF_ERROR(
+      stream_.copy(counters_.host.data(), counters_.device.data(), counters_.flushed));  // health
+  ACCORD_RETURN_IF_ERROR(stream_.synchronize());
+  return report(host, counts, pool);
 }
 
 }  // namespace
