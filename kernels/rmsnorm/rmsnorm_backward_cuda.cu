@@ -191,7 +191,11 @@ __global__ void __launch_bounds__(kThreads, 2) chunk_kernel(Rows args, T* dx, in
             dweight[u][j] = before[j] + dweight[u][j];
           }
         }
-        gpu::store_rounded(g == groups - 1 ? partial + v * kWide : column_sums + v * kWide, dweight[u]);
+        if (g == groups - 1) {
+          gpu::store_rounded(partial + v * kWide, dweight[u]);
+        } else {
+          gpu::store_rounded(column_sums + v * kWide, dweight[u]);
+        }
       }
     }
     __syncthreads();
