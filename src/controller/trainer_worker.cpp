@@ -72,6 +72,7 @@ class TrainerWorkerImpl final : public TrainerWorker {
   Status enter(Phase phase);
   Status publish(Deadline deadline);
   StatusOr<Metrics> train_samples(const TrainJob& job);
+  void log_memory(uint64_t step);
   StatusOr<Metrics> sft_samples(const SftJob& job);
   StatusOr<std::vector<trainer::TrainSample>> gather(const TrainJob& job, std::span<const size_t> mine) const;
   StatusOr<Metrics> update(const TrainJob& job, std::span<trainer::TrainSample> samples,
@@ -93,6 +94,7 @@ class TrainerWorkerImpl final : public TrainerWorker {
   bool fresh_ = false;               // the arena holds the masters' bytes
   std::optional<uint64_t> version_;  // none while the masters are ahead of the arena
   Phase phase_ = Phase::kNone;
+  int64_t most_memory_ = 0;  // of a step on a device
 };
 
 StatusOr<SetupReport> TrainerWorkerImpl::setup(const SetupJob& job) {
@@ -287,8 +289,28 @@ StatusOr<std::vector<trainer::TrainSample>> TrainerWorkerImpl::gather(const Trai
 StatusOr<Metrics> TrainerWorkerImpl::train(const TrainJob& job) {
   return together([&]() -> StatusOr<Metrics> {
     ACCORD_RETURN_IF_ERROR(ready());
-    return train_samples(job);
+    ACCORD_ASSIGN_OR_RETURN(Metrics metrics, train_samples(job));
+    log_memory(job.step);
+    return metrics;
   });
+}
+
+// On a device, what a step took where no step before took as much.
+void TrainerWorkerImpl::log_memory(uint64_t step) {
+  const trainer::TrainerMemory memory = trainer_->memory();
+  const int64_t total =
+      memory.masters + memory.moments + memory.gradients + memory.activations + memory.workspace;
+  if (total <= most_memory_) {
+    return;
+  }
+  most_memory_ = total;
+  const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+  log::info(
+      "step {}: {:.0f} MiB on the device: masters {:.0f}, moments {:.0f}, gradients {:.0f}, activations "
+      "{:.0f}, "
+      "workspace {:.0f}",
+      step, mib(total), mib(memory.masters), mib(memory.moments), mib(memory.gradients),
+      mib(memory.activations), mib(memory.workspace));
 }
 
 StatusOr<Metrics> TrainerWorkerImpl::train_samples(const TrainJob& job) {
