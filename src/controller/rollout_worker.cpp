@@ -114,7 +114,7 @@ Status RolloutWorkerImpl::join(const GroupJob& job) {
   if (job.role != GroupRole::kWeights) {
     return internal_error("group '{}' is for trainers, this is a rollout worker", job.group);
   }
-  ACCORD_ASSIGN_OR_RETURN(group_, join_group(job, store_));
+  ACCORD_ASSIGN_OR_RETURN(group_, join_group(job, store_, device_));
   return absl::OkStatus();
 }
 

@@ -154,15 +154,15 @@ Status TrainerWorkerImpl::join(const GroupJob& job) {
   }
   switch (job.role) {
     case GroupRole::kWeights: {
-      ACCORD_ASSIGN_OR_RETURN(weights_group_, join_group(job, store_));
+      ACCORD_ASSIGN_OR_RETURN(weights_group_, join_group(job, store_, device_));
       return absl::OkStatus();
     }
     case GroupRole::kTrainers: {
-      ACCORD_ASSIGN_OR_RETURN(trainers_group_, join_group(job, store_));
+      ACCORD_ASSIGN_OR_RETURN(trainers_group_, join_group(job, store_, device_));
       return trainer_->connect(*trainers_group_);
     }
     case GroupRole::kExperts: {
-      ACCORD_ASSIGN_OR_RETURN(experts_group_, join_group(job, store_));
+      ACCORD_ASSIGN_OR_RETURN(experts_group_, join_group(job, store_, device_));
       return trainer_->connect_experts(*experts_group_);
     }
   }
