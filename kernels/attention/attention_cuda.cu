@@ -8,10 +8,8 @@
 //   values   warp w: all queries x columns [w V/4, (w+1) V/4), in registers; V < 64: warps of 16 columns
 // while further blocks arrive. With many rows (attention_rows_cuda.cu) a warp keeps 16 queries to itself
 // instead.
-#include <algorithm>
-#include <iterator>
-
 #include "kernels/attention/attention_block.cuh"
+#include "kernels/attention/attention_shapes.hpp"
 
 namespace accord::kernels::cuda {
 namespace attention {
@@ -328,12 +326,6 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const AttentionForward 
   if (lane == 0) p.lse[index] = max + log_scalar(sum);
 }
 
-int queries_of(const AttentionDims& d, bool few_rows) { return few_rows || d.head_dim > 192 ? 16 : 64; }
-int heads_per_tile(const AttentionDims& d, int queries) {
-  const int group = d.num_heads / d.num_kv_heads;
-  return group < queries ? group : queries;
-}
-
 template <int D, int V>
 void launch(const AttentionForward& args, StreamHandle stream) {
   const bool few = queries_of(args.dims, args.few_rows) == 16;
@@ -357,25 +349,6 @@ void launch(const AttentionForward& args, StreamHandle stream) {
 
 }  // namespace
 }  // namespace attention
-
-bool attention_takes(const AttentionDims& d) {
-  constexpr struct {
-    int32_t keys, values;
-  } kSizes[] = {{16, 16}, {32, 32}, {48, 32}, {64, 64}, {128, 128}, {192, 128}, {576, 512}};
-  const bool sizes = std::any_of(std::begin(kSizes), std::end(kSizes), [&](const auto& size) {
-    return d.head_dim == size.keys && d.v_head_dim == size.values;
-  });
-  return sizes && d.num_kv_heads > 0 && d.num_heads % d.num_kv_heads == 0;
-}
-
-int32_t attention_tile_rows(const AttentionDims& d, bool few_rows) {
-  const int queries = attention::queries_of(d, few_rows);
-  return queries / attention::heads_per_tile(d, queries);
-}
-
-int64_t attention_partials_bytes(const AttentionDims& d, int64_t num_rows, int32_t max_splits) {
-  return num_rows * d.num_heads * max_splits * (d.v_head_dim + 2) * static_cast<int64_t>(sizeof(float));
-}
 
 void attention_forward(const AttentionForward& args, StreamHandle stream) {
   require(attention_takes(args.dims) && args.num_tiles <= 65535,

@@ -6,6 +6,7 @@
 #include "kernels/attention/attention.hpp"
 #include "kernels/attention/attention_backward.hpp"
 #include "kernels/attention/attention_cuda.hpp"
+#include "kernels/attention/attention_shapes.hpp"
 #include "tests/emulation/launch.hpp"
 #include "tests/emulation/rows.hpp"
 
@@ -60,24 +61,6 @@ void check_splits(const Launch& launch, const AttentionForward& args, const Atte
 
 }  // namespace
 
-bool attention_takes(const AttentionDims& d) {
-  constexpr int32_t kSizes[][2] = {{16, 16},   {32, 32},   {48, 32},  {64, 64},
-                                   {128, 128}, {192, 128}, {576, 512}};
-  const bool sizes = std::any_of(std::begin(kSizes), std::end(kSizes), [&](const int32_t(&size)[2]) {
-    return d.head_dim == size[0] && d.v_head_dim == size[1];
-  });
-  return sizes && d.num_kv_heads > 0 && d.num_heads % d.num_kv_heads == 0;
-}
-
-int32_t attention_tile_rows(const AttentionDims& d, bool few_rows) {
-  const int32_t queries = few_rows || d.head_dim > 192 ? 16 : 64;
-  return queries / std::min(d.num_heads / d.num_kv_heads, queries);
-}
-
-int64_t attention_partials_bytes(const AttentionDims& d, int64_t num_rows, int32_t max_splits) {
-  return num_rows * d.num_heads * max_splits * (d.v_head_dim + 2) * static_cast<int64_t>(sizeof(float));
-}
-
 void attention_forward(const AttentionForward& args, StreamHandle stream) {
   const Launch launch("attention_forward", stream);
   const AttentionDims& d = args.dims;
@@ -85,7 +68,7 @@ void attention_forward(const AttentionForward& args, StreamHandle stream) {
                "attention_takes(args.dims) && args.num_tiles <= 65535");
   if (args.num_tiles == 0) return;
   launch.needs(d.scale != 0.0F, "a scale");
-  launch.needs(args.few_rows || d.head_dim > 192 || args.partials == nullptr,
+  launch.needs(attention::queries_of(d, args.few_rows) == 16 || args.partials == nullptr,
                "few_rows where splits run side by side");
   const bool latent = d.head_dim == 576;
   const int64_t q_width = int64_t{d.num_heads} * d.head_dim;
@@ -128,7 +111,7 @@ void attention_forward(const AttentionForward& args, StreamHandle stream) {
       } else {
         kv.v = launch.at(rows_of(args.v, rows, v_width, args.v_stride));
       }
-      attention(q, kv, segment, tile.row_begin, batch, head, shape, out, lse, scratch);
+      kernels::attention(q, kv, segment, tile.row_begin, batch, head, shape, out, lse, scratch);
     }
   }
   check_cover(launch, args, tiles);
@@ -137,7 +120,7 @@ void attention_forward(const AttentionForward& args, StreamHandle stream) {
 void attention_backward(const AttentionBackwardArgs& args, StreamHandle stream) {
   const Launch launch("attention_backward", stream);
   const AttentionDims& d = args.dims;
-  launch.needs(attention_takes(d) || (d.head_dim % 64 == 0 && d.v_head_dim % 64 == 0),
+  launch.needs((d.head_dim < 64 && attention_takes(d)) || (d.head_dim % 64 == 0 && d.v_head_dim % 64 == 0),
                "head sizes of attention_takes, or multiples of 64");
   launch.needs(args.num_tiles <= kMaxTiles && d.num_kv_heads > 0 && d.num_heads % d.num_kv_heads == 0,
                "at most 65535 tiles, and whole groups of heads");

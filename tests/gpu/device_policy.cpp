@@ -46,8 +46,10 @@ std::string test_data() {
   return folder == nullptr ? ACCORD_TEST_DATA : folder;
 }
 
-precision::PrecisionPlan uniform_plan(const ModelConfig& config, WeightFormat format) {
+precision::PrecisionPlan uniform_plan(const ModelConfig& config, WeightFormat format,
+                                      const std::vector<std::string>& high_precision) {
   recipe::PrecisionPart part;
+  part.high_precision = high_precision;
   if (format != WeightFormat::kBF16) {
     recipe::PrecisionConfig chosen;
     chosen.name = "chosen";

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/flow.hpp"
 #include "base/model_config.hpp"
@@ -37,7 +38,8 @@ DevicePolicy checkpoint_policy(const Gpu& gpu, const std::string& name, accord::
 DevicePolicy random_policy(const Gpu& gpu, const accord::ModelConfig& config, accord::WeightFormat format,
                            uint64_t seed);
 
-// A plan with every such weight in `format`.
-accord::precision::PrecisionPlan uniform_plan(const accord::ModelConfig& config, accord::WeightFormat format);
+// A plan with every such weight in `format`, but for names that match `high_precision`.
+accord::precision::PrecisionPlan uniform_plan(const accord::ModelConfig& config, accord::WeightFormat format,
+                                              const std::vector<std::string>& high_precision = {});
 
 }  // namespace gpu_test

@@ -1,4 +1,6 @@
-#include "trainer_case.hpp"
+#include "trainer/case.hpp"
+
+#include <algorithm>
 
 #include "base/philox.hpp"
 #include "checkpoint/hf_checkpoint.hpp"
@@ -15,9 +17,15 @@ using trainer::TrainSample;
 TrainerCase::TrainerCase(const Gpu& gpu, DeviceId device, const std::string& model, WeightFormat format,
                          const TrainerOptions& options)
     : gpu_(gpu), pool_(2) {
-  const auto source = must(checkpoint::HfCheckpoint::open(test_data() + "/hf/" + model));
+  const std::string folder = model.substr(0, model.find(' '));
+  const auto source = must(checkpoint::HfCheckpoint::open(test_data() + "/hf/" + folder));
   config_ = source.config();
-  plan_ = uniform_plan(config_, format);
+  if (config_.has_mla()) config_.mla.form = folder == model ? MlaForm::kPlain : MlaForm::kAbsorbed;
+  // Its rows do not divide by the blocks of column-wise copies.
+  const bool quantized = options.backward == recipe::BackwardMode::kQuantized;
+  plan_ =
+      uniform_plan(config_, format,
+                   quantized ? std::vector<std::string>{"kv_a_proj_with_mqa"} : std::vector<std::string>{});
   manifest_ = must(weights::build_manifest(config_, plan_));
   host_ = must(weights::Arena::create(manifest_.arena_bytes));
   TrainerOptions with_plan = options;
@@ -31,19 +39,26 @@ TrainerCase::TrainerCase(const Gpu& gpu, DeviceId device, const std::string& mod
         return source.read_f32(spec.name, values);
       }));
   if (device.is_cuda()) arena_ = gpu.allocate(static_cast<size_t>(manifest_.arena_bytes));
-  export_weights();
+  if (options.size == 1) export_weights();
   must(trainer_->bind_arena(manifest_, device.is_cuda() ? arena_.data() : host_->data()));
 }
 
-void TrainerCase::export_weights() {
+bool TrainerCase::decays(const ParamSpec& spec) const {
+  const auto row = std::find_if(plan_.rows.begin(), plan_.rows.end(),
+                                [&](const precision::PlanRow& r) { return r.name == spec.name; });
+  return spec.shape.size() > 1 && row->weight_decay;
+}
+
+void TrainerCase::export_weights() { export_weights({this}); }
+
+void TrainerCase::export_weights(const std::vector<TrainerCase*>& ranks) {
+  std::map<std::string, int64_t> sizes;
+  for (const ParamSpec& spec : trainer_->parameters()) sizes[spec.name] = spec.numel();
   const weights::Masters masters = [&](const std::string& name) -> StatusOr<weights::Master> {
-    for (const ParamSpec& spec : trainer_->parameters()) {
-      if (spec.name != name) continue;
-      std::vector<float> values(static_cast<size_t>(spec.numel()));
-      ACCORD_RETURN_IF_ERROR(trainer_->read_master(name, values));
-      return weights::Master(std::move(values));
-    }
-    return internal_error("no parameter '{}'", name);
+    std::vector<float> values(static_cast<size_t>(sizes.at(name)));
+    const TrainerCase& owner = *ranks[static_cast<size_t>(trainer_->owner(name))];
+    ACCORD_RETURN_IF_ERROR(owner.trainer_->read_master(name, values));
+    return weights::Master(std::move(values));
   };
   must(weights::export_weights(manifest_, plan_, masters, *host_, pool_).status());
   if (trainer_->stream() == nullptr) return;
@@ -62,6 +77,7 @@ TrainedStep TrainerCase::step(const std::vector<TrainSample>& samples, uint64_t 
 Tensors TrainerCase::masters() const {
   Tensors out;
   for (const ParamSpec& spec : trainer_->parameters()) {
+    if (!trainer_->owns(spec.name)) continue;
     std::vector<float>& values = out[spec.name];
     values.resize(static_cast<size_t>(spec.numel()));
     must(trainer_->read_master(spec.name, values));
@@ -72,6 +88,7 @@ Tensors TrainerCase::masters() const {
 Tensors TrainerCase::gradients() const {
   Tensors out;
   for (const ParamSpec& spec : trainer_->parameters()) {
+    if (!trainer_->owns(spec.name)) continue;
     std::vector<float>& values = out[spec.name];
     values.resize(static_cast<size_t>(spec.numel()));
     must(trainer_->read_gradient(spec.name, values));

@@ -25,15 +25,19 @@ struct TrainedStep {
 
 class TrainerCase {
  public:
-  // On the CPU where `device` says so; every weight that may be quantized has `format`.
+  // `model`: a folder of tests/data/hf, where latent attention is plain, or with " absorbed" after it. Every
+  // weight that may be quantized has `format`.
   TrainerCase(const Gpu& gpu, accord::DeviceId device, const std::string& model, accord::WeightFormat format,
               const accord::trainer::TrainerOptions& options);
 
   accord::trainer::Trainer& trainer() { return *trainer_; }
   const accord::ModelConfig& config() const { return config_; }
-  void export_weights();  // masters into the arena
+  bool decays(const accord::ParamSpec& spec) const;
+  // Masters into the arena: those of this rank, or of all ranks of a pool, and bf16(master) is not shared.
+  void export_weights();
+  void export_weights(const std::vector<TrainerCase*>& ranks);
   TrainedStep step(const std::vector<accord::trainer::TrainSample>& samples, uint64_t step = 1);
-  Tensors masters() const;
+  Tensors masters() const;  // of the tensors that this rank owns
   Tensors gradients() const;
 
  private:
