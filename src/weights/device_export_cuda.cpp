@@ -10,6 +10,7 @@
 #include "kernels/formats/mxfp8_cuda.hpp"
 #include "kernels/formats/nvfp4_cuda.hpp"
 #include "kernels/linear/linear_backward_cuda.hpp"
+#include "weights/device_digest.hpp"
 #include "weights/device_export.hpp"
 #include "weights/digest.hpp"
 #include "weights/export_units.hpp"
@@ -63,7 +64,7 @@ class CudaExporter final : public DeviceExporter {
         tile_elements_(tile_elements) {}
 
   Status prepare();
-  StatusOr<ExportReport> run(const DeviceMasters& masters, std::byte* arena, Arena& host,
+  StatusOr<ExportReport> run(const DeviceMasters& masters, std::byte* arena, Arena* host,
                              ThreadPool& pool) override;
 
  private:
@@ -92,7 +93,8 @@ class CudaExporter final : public DeviceExporter {
   Status write(size_t entry, std::byte* arena);
   void quantize(size_t entry, std::byte* arena);
   Status copy_down(const std::byte* arena, Arena& host) const;
-  ExportReport report(const Arena& host, ThreadPool& pool) const;
+  StatusOr<std::vector<std::string>> digests_on_device(const std::byte* arena);
+  ExportReport report(const std::function<std::string(size_t)>& digest_of, ThreadPool& pool) const;
 
   const WeightManifest& manifest_;
   const Device device_;
@@ -103,7 +105,8 @@ class CudaExporter final : public DeviceExporter {
   std::vector<size_t> first_tile_;     // per entry
   std::vector<ArenaSpan> spans_;       // what is exported
   Counters counters_;
-  Memory narrowed_;  // a tile in BF16
+  std::unique_ptr<DeviceDigest> digest_;  // from the first export without the host on
+  Memory narrowed_;                       // a tile in BF16
   Memory health_scratch_;
 };
 
@@ -256,7 +259,23 @@ Status CudaExporter::copy_down(const std::byte* arena, Arena& host) const {
   return absl::OkStatus();
 }
 
-ExportReport CudaExporter::report(const Arena& host, ThreadPool& pool) const {
+StatusOr<std::vector<std::string>> CudaExporter::digests_on_device(const std::byte* arena) {
+  if (!digest_) {
+    std::vector<bool> chosen(manifest_.entries.size(), false);
+    ACCORD_RETURN_IF_ERROR(for_each_entry([&](size_t entry) {
+      chosen[entry] = true;
+      return absl::OkStatus();
+    }));
+    ACCORD_ASSIGN_OR_RETURN(digest_, DeviceDigest::create(manifest_, device_, {.chosen = std::move(chosen)}));
+  }
+  ACCORD_RETURN_IF_ERROR(digest_->begin(arena));
+  ACCORD_RETURN_IF_ERROR(digest_->end(stream_));
+  ACCORD_RETURN_IF_ERROR(digest_->stream().synchronize());
+  return digest_->digests();
+}
+
+ExportReport CudaExporter::report(const std::function<std::string(size_t)>& digest_of,
+                                  ThreadPool& pool) const {
   ExportReport report;
   for (const WeightEntry& entry : manifest_.entries) {
     report.tensors.push_back({entry.name, "", 0.0, 0.0, 0.0});
@@ -281,7 +300,7 @@ ExportReport CudaExporter::report(const Arena& host, ThreadPool& pool) const {
       }
       const auto numel = static_cast<double>(shape.rows * shape.cols);
       ExportedTensor& tensor = report.tensors[index];
-      tensor.digest = tensor_digest(entry, host.data());
+      tensor.digest = digest_of(index);
       tensor.amax = outer_amax(largest[index]);
       tensor.saturated = static_cast<double>(total.saturated) / numel;
       tensor.flushed = static_cast<double>(total.flushed) / numel;
@@ -290,21 +309,27 @@ ExportReport CudaExporter::report(const Arena& host, ThreadPool& pool) const {
   return report;
 }
 
-StatusOr<ExportReport> CudaExporter::run(const DeviceMasters& masters, std::byte* arena, Arena& host,
+StatusOr<ExportReport> CudaExporter::run(const DeviceMasters& masters, std::byte* arena, Arena* host,
                                          ThreadPool& pool) {
-  if (host.size() < manifest_.arena_bytes) {
-    return internal_error("an arena of {} bytes for weights of {}", host.size(), manifest_.arena_bytes);
+  if (host != nullptr && host->size() < manifest_.arena_bytes) {
+    return internal_error("an arena of {} bytes for weights of {}", host->size(), manifest_.arena_bytes);
   }
   ACCORD_RETURN_IF_ERROR(device_.make_current());
   ACCORD_RETURN_IF_ERROR(find_masters(masters));
   ACCORD_RETURN_IF_ERROR(check_finite());
   ACCORD_RETURN_IF_ERROR(set_outer_scales());
   ACCORD_RETURN_IF_ERROR(for_each_entry([&](size_t entry) { return write(entry, arena); }));
-  ACCORD_RETURN_IF_ERROR(copy_down(arena, host));
+  if (host != nullptr) {
+    ACCORD_RETURN_IF_ERROR(copy_down(arena, *host));
+  }
   ACCORD_RETURN_IF_ERROR(
       stream_.copy(counters_.host.data(), counters_.device.data(), counters_.largest));  // health, flushed
   ACCORD_RETURN_IF_ERROR(stream_.synchronize());
-  return report(host, pool);
+  if (host != nullptr) {
+    return report([&](size_t index) { return tensor_digest(manifest_.entries[index], host->data()); }, pool);
+  }
+  ACCORD_ASSIGN_OR_RETURN(const std::vector<std::string> digests, digests_on_device(arena));
+  return report([&](size_t index) { return digests[index]; }, pool);
 }
 
 }  // namespace
