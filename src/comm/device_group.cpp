@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <vector>
@@ -71,13 +70,6 @@ std::string obstacle(const std::vector<Place>& places) {
 }
 
 }  // namespace
-
-StatusOr<NcclApi> nccl_of_this_process() {
-  if (cuda_is_emulated() && std::getenv("ACCORD_NCCL") == nullptr) {
-    return unavailable_error("the CUDA devices of this build are emulated");
-  }
-  return load_nccl();
-}
 
 StatusOr<std::unique_ptr<Communicator>> connect_devices(const std::string& group, const Device& device,
                                                         const StatusOr<NcclApi>& nccl,

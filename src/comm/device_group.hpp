@@ -20,7 +20,4 @@ StatusOr<std::unique_ptr<Communicator>> connect_devices(const std::string& group
                                                         std::unique_ptr<GlooCommunicator> host, Store& store,
                                                         Deadline deadline);
 
-// load_nccl, but for emulated devices only what ACCORD_NCCL names.
-StatusOr<NcclApi> nccl_of_this_process();
-
 }  // namespace accord::comm

@@ -67,4 +67,7 @@ struct NcclApi {
 // is set. Errors: kUnavailable, saying what was tried and what to do; where ACCORD_NCCL is "off".
 StatusOr<NcclApi> load_nccl();
 
+// load_nccl; where devices are emulated (tests), an NCCL between such devices where ACCORD_NCCL is "emulated".
+StatusOr<NcclApi> nccl_of_this_build();
+
 }  // namespace accord::comm

@@ -4,6 +4,7 @@
 
 #include "comm/device_group.hpp"
 #include "comm/gloo_communicator.hpp"
+#include "comm/nccl_api.hpp"
 
 namespace accord::controller {
 
@@ -19,7 +20,7 @@ StatusOr<std::unique_ptr<Communicator>> join_group(const GroupJob& job, comm::St
   if (!device.is_cuda() || job.size == 1) {
     return std::unique_ptr<Communicator>(std::move(host));
   }
-  return comm::connect_devices(job.group, device, comm::nccl_of_this_process(), std::move(host), store,
+  return comm::connect_devices(job.group, device, comm::nccl_of_this_build(), std::move(host), store,
                                deadline);
 }
 

@@ -11,7 +11,6 @@
 #include "comm/gloo_communicator.hpp"
 #include "comm/nccl_communicator.hpp"
 #include "gpu.hpp"
-#include "support/catch.hpp"
 #include "support/fake_nccl.hpp"
 
 namespace gpu_test {
@@ -21,7 +20,7 @@ using namespace accord;
 namespace {
 
 StatusOr<comm::NcclApi> nccl() {
-  return cuda_is_emulated() ? accord::testing::fake_nccl() : comm::nccl_of_this_process();
+  return cuda_is_emulated() ? accord::testing::fake_nccl() : comm::nccl_of_this_build();
 }
 
 StatusOr<std::unique_ptr<comm::GlooCommunicator>> connect(const std::string& group, int rank, int size,
@@ -96,13 +95,6 @@ std::vector<Status> run_ranks(int size, const std::function<Status(Rank&)>& body
     thread.join();
   }
   return results;
-}
-
-void require_all_ok(const std::vector<Status>& results) {
-  for (size_t rank = 0; rank < results.size(); ++rank) {
-    CAPTURE(rank, std::string(message_of(results[rank])));
-    REQUIRE(results[rank].ok());
-  }
 }
 
 }  // namespace gpu_test

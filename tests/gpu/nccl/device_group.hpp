@@ -32,6 +32,5 @@ bool have_devices(int size);
 // Bodies do not use Catch's macros.
 std::vector<accord::Status> run_ranks(int size, const std::function<accord::Status(Rank&)>& body,
                                       int init_ms = 120000);
-void require_all_ok(const std::vector<accord::Status>& results);
 
 }  // namespace gpu_test

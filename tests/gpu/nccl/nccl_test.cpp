@@ -25,10 +25,16 @@ using controller::DeviceUpdates;
 using gpu_test::have_devices;
 using gpu_test::must;
 using gpu_test::Rank;
-using gpu_test::require_all_ok;
 using gpu_test::run_ranks;
 
 namespace {
+
+void require_all_ok(const std::vector<Status>& results) {
+  for (size_t rank = 0; rank < results.size(); ++rank) {
+    CAPTURE(rank, std::string(message_of(results[rank])));
+    REQUIRE(results[rank].ok());
+  }
+}
 
 Deadline soon(int ms = 60000) { return Deadline::after(std::chrono::milliseconds(ms)); }
 
