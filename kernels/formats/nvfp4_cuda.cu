@@ -4,14 +4,17 @@
 //   long
 //            or not aligned take an amax pass first.
 //   tensor   A grid of partial maxima, which every block of the quantizer reduces again for itself: a maximum
-//   has
-//            no order. A thread holds blocks of 16, so that scale and multiplier are computed once a block.
-//   16x16    A thread holds the sixteen rows of one 16-byte column group, two or four neighbours a tile. A
-//   row's
-//            error goes from neighbour to neighbour, ascending; the last adds the rows up in their tree.
+//            has no order. A thread holds blocks of 16, so that scale and multiplier are computed once a
+//            block.
+//   16x16    A thread holds the sixteen rows of one 16-byte column group, two or four neighbours a tile. Four
+//            over six: where the sums of the contract are needed, a row's error goes from neighbour to
+//            neighbour, ascending, and the last adds the rows up in their tree.
+//
+// The passes overlap: blocks of the second load their first values while the first one ends.
+#include "kernels/cuda/overlap.cuh"
+#include "kernels/formats/four_over_six.cuh"
 #include "kernels/formats/nvfp4_cuda.hpp"
 #include "kernels/formats/nvfp4_rows.hpp"
-#include "kernels/formats/quantize.cuh"
 
 namespace accord::formats::cuda {
 namespace {
@@ -22,15 +25,19 @@ using gpu::kVector;
 using gpu::kWarp;
 
 constexpr int kThreads = 256;
-constexpr int kSquareThreads = 128;
+constexpr int kSquareThreads = 64;
 constexpr int kBlock = 16;
 constexpr int kUnroll = 4;
-// Blocks a thread works on at a time. Trying two scales is much code, which must stay in the instruction
-// cache.
+// Blocks a thread works on at a time. Under four over six it computes one while the other is on its way.
 template <bool kFourOverSix>
-constexpr int kFlatUnroll = kFourOverSix ? 1 : 4;
+constexpr int kFlatUnroll = kFourOverSix ? 2 : 4;
 constexpr int kAmaxBlocksPerSm = 6;
-constexpr int kFlatBlocksPerSm = 8;
+template <class T, bool kFourOverSix>
+constexpr int kFlatResident = !kFourOverSix    ? 2
+                              : sizeof(T) == 2 ? 4
+                                               : 3;
+template <class T, bool kFourOverSix>
+constexpr int kFlatBlocksPerSm = kFourOverSix ? kFlatResident<T, true> : 8;
 
 // Every thread of the block gets the largest m.
 template <int kThreads>
@@ -70,6 +77,8 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t row = rows == 1 ? 0 : i / per_row;
     return x + row * stride + (i - row * per_row) * kWidth;
   };
+  gpu::wait_for_previous();
+  gpu::allow_next();
   float m = 0.0F;
   int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if constexpr (kAligned) {
@@ -126,30 +135,44 @@ struct Scope {
   float* amax;          // gets A
   int range;
   bool absolute;
+  bool after_amax;  // this call's amax pass has just read x, which so is complete
 };
 
 // 1x16 blocks in any order. `per_row` blocks in each of `rows`.
 template <class T, bool kFourOverSix, bool kAligned>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kFlatResident<T, kFourOverSix>)
     flat_kernel(const T* x, int64_t stride, int64_t rows, int64_t per_row, Scope scope, uint8_t* q,
                 uint8_t* scale) {
   constexpr int kUnroll = kFlatUnroll<kFourOverSix>;
   constexpr int64_t kChunk = kUnroll * kThreads;
   const int64_t total = rows * per_row;
   Block16<T> block[kUnroll];
-  const auto load = [&](int64_t begin) {
+  const int64_t step = gridDim.x * kChunk;
+  const auto load = [&](int64_t begin, int j) {
+    const int64_t i = begin + j * kThreads + threadIdx.x;
+    if (i < total) {
+      const T* p = x + i * kBlock;
+      if (rows != 1) {
+        const int64_t row = i / per_row;
+        p = x + row * stride + (i - row * per_row) * kBlock;
+      }
+      block[j] = gpu::load_block<T, kAligned>(p);
+    }
+  };
+  const auto load_all = [&](int64_t begin) {
 #pragma unroll
     for (int j = 0; j < kUnroll; ++j) {
-      const int64_t i = begin + j * kThreads + threadIdx.x;
-      if (i < total) {
-        const int64_t row = rows == 1 ? 0 : i / per_row;
-        block[j] = gpu::load_block<T, kAligned>(x + row * stride + (i - row * per_row) * kBlock);
-      }
+      load(begin, j);
     }
   };
   // From the end, which the amax pass has just brought into the cache.
   int64_t begin = (gpu::ceil_div(total, kChunk) - 1 - blockIdx.x) * kChunk;
-  load(begin);  // in flight while the outer scale is made
+  if (!scope.after_amax) {
+    gpu::wait_for_previous();
+  }
+  load_all(begin);           // in flight while the outer scale is made
+  gpu::wait_for_previous();  // a second time it does not wait
+  gpu::allow_next();
   OuterScale outer{};
   if (scope.count != 0) {
     const float amax = max_of<kThreads>(scope.maxima, scope.count);
@@ -158,24 +181,27 @@ __global__ void __launch_bounds__(kThreads)
       scope.amax[0] = amax;
     }
   }
-  while (begin >= 0) {
+  const auto store = [&](const Block16<T>& b, int64_t i) {
+    if (i < total) {
+      if (scope.count == 0) {
+        outer = make_outer_scale(scope.maxima[i / per_row], scope.range);
+      }
+      const gpu::QuantizedBlock result =
+          gpu::quantize_block<T, kFourOverSix>(b, b.amax(), outer, scope.absolute);
+      *reinterpret_cast<uint2*>(q + i * (kBlock / 2)) = result.q;
+      scale[i] = static_cast<uint8_t>(result.scale);
+    }
+  };
+  for (; begin >= 0; begin -= step) {
 #pragma unroll
     for (int j = 0; j < kUnroll; ++j) {
-      const int64_t i = begin + j * kThreads + threadIdx.x;
-      if (i < total) {
-        if (scope.count == 0) {
-          outer = make_outer_scale(scope.maxima[i / per_row], scope.range);
-        }
-        uint2 codes;
-        const gpu::BlockScale s =
-            gpu::quantize_block<T, kFourOverSix>(block[j], block[j].amax(), outer, scope.absolute, codes);
-        *reinterpret_cast<uint2*>(q + i * (kBlock / 2)) = codes;
-        scale[i] = static_cast<uint8_t>(s.code);
+      store(block[j], begin + j * kThreads + threadIdx.x);
+      if (kFourOverSix && begin >= step) {
+        load(begin - step, j);
       }
     }
-    begin -= gridDim.x * kChunk;
-    if (begin >= 0) {
-      load(begin);
+    if (!kFourOverSix && begin >= step) {
+      load_all(begin - step);
     }
   }
 }
@@ -193,23 +219,51 @@ __device__ inline void cast_vector(const uint4& v, float multiplier, uint8_t* q)
   }
 }
 
-// A tile's error under one candidate, in all of its lanes.
-template <class T, bool kFast>
-__device__ inline float tile_error(const uint4 (&v)[kBlock], float scale, float multiplier,
+// Where a thread's part of a tile lies.
+template <class T>
+struct TilePart {
+  const T* x;
+  int64_t stride;
+  bool active;
+};
+
+// Adds e[r] for r = 0, 8, 4, 12, 2, ... as the tree of the contract does, which adds rows by halves.
+struct RowTree {
+  float left[4];
+  float total = 0.0F;
+  __device__ void add(int i, float e) {
+#pragma unroll
+    for (int level = 0; level < 4; ++level) {
+      if ((i >> level) % 2 == 0) {
+        left[level] = e;
+        return;
+      }
+      e = left[level] + e;
+    }
+    total = e;
+  }
+};
+
+// A tile's error under one candidate by the sums of the contract, in all of its lanes. All lanes of the warp
+// call it.
+template <class T, bool kFast, bool kAligned>
+__device__ inline float tile_error(const TilePart<T>& part, float scale, float multiplier,
                                    const OuterScale& outer, bool absolute) {
   constexpr int kLanes = kBlock / kVector<T>;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const float inverse = 1.0F / outer.divisor;
-  float e[kBlock];
-#pragma unroll
-  for (int r = 0; r < kBlock; ++r) {
+  RowTree tree;
+#pragma unroll 1
+  for (int i = 0; i < kBlock; ++i) {
+    const int r = static_cast<int>(__brev(static_cast<unsigned>(i)) >> 28);
+    const uint4 v = part.active ? gpu::load_vector<T, kAligned>(part.x + r * part.stride) : uint4{0, 0, 0, 0};
     float x[kVector<T>];
-    float part[kVector<T>];
-    gpu::unpack<T>(v[r], x);
+    float errors[kVector<T>];
+    gpu::unpack<T>(v, x);
 #pragma unroll
-    for (int i = 0; i < kVector<T>; ++i) {
-      const float rounded = gpu::round_e2m1(x[i] * multiplier).value;
-      part[i] = gpu::error_of<kFast>(rounded, x[i], scale, outer, inverse, absolute);
+    for (int j = 0; j < kVector<T>; ++j) {
+      const float rounded = gpu::round_e2m1(x[j] * multiplier).value;
+      errors[j] = gpu::error_of<kFast>(rounded, x[j], scale, outer, inverse, absolute);
     }
     float sum = 0.0F;
 #pragma unroll
@@ -218,40 +272,70 @@ __device__ inline float tile_error(const uint4 (&v)[kBlock], float scale, float 
       if (turn == 0 || lane == turn) {
         sum = before;
 #pragma unroll
-        for (int i = 0; i < kVector<T>; ++i) {
-          sum = sum + part[i];
+        for (int j = 0; j < kVector<T>; ++j) {
+          sum = sum + errors[j];
         }
       }
     }
-    e[r] = sum;
+    tree.add(i, sum);
   }
-#pragma unroll
-  for (int width = kBlock / 2; width > 0; width /= 2) {
-#pragma unroll
-    for (int r = 0; r < width; ++r) {
-      e[r] = e[r] + e[r + width];
-    }
-  }
-  return __shfl_sync(kFullMask, e[0], kLanes - 1, kLanes);
+  return __shfl_sync(kFullMask, tree.total, kLanes - 1, kLanes);
 }
 
-template <class T, bool kFast>
-__device__ inline bool takes_four(const uint4 (&v)[kBlock], const gpu::Candidates& c, const OuterScale& outer,
-                                  bool absolute) {
+// The winning scale of a tile by the sums of the contract. All lanes of the warp call it.
+template <class T, bool kAligned>
+__device__ inline gpu::BlockScale choose_by_sums(const TilePart<T>& part, float tile_amax,
+                                                 const OuterScale& outer, bool absolute) {
+  const gpu::Candidates c = gpu::candidate_scales(tile_amax, outer);
   float six = 0.0F;
   float error = 0.0F;
 #pragma unroll 1
-  for (int turn = 0; turn < 2; ++turn) {  // one copy of the code in the instruction cache
+  for (int turn = 0; turn < 2; ++turn) {
     six = error;
-    const gpu::BlockScale& s = turn == 0 ? c.six : c.four;
-    error = tile_error<T, kFast>(v, s.value, s.multiplier, outer, absolute);
+    const float scale = turn == 0 ? c.six.value : c.four.value;
+    const float multiplier = turn == 0 ? c.six.multiplier : c.four.multiplier;
+    error = gpu::divides_fast(outer.amax)
+                ? tile_error<T, true, kAligned>(part, scale, multiplier, outer, absolute)
+                : tile_error<T, false, kAligned>(part, scale, multiplier, outer, absolute);
   }
-  return error < six;
+  return error < six ? c.four : c.six;
+}
+
+// Both candidates' codes of a thread's part of a tile, and their errors.
+struct TileCodes {
+  uint32_t six[kBlock];
+  uint32_t four[kBlock];
+  uint32_t signs[kBlock];
+  float error6;
+  float error4;
+};
+template <class T, bool kAbsolute>
+__device__ inline void try_tile(const uint4 (&v)[kBlock], const gpu::ShortCandidates& c, TileCodes& t) {
+  t.error6 = 0.0F;
+  t.error4 = 0.0F;
+#pragma unroll
+  for (int r = 0; r < kBlock; ++r) {
+    float x[kVector<T>];
+    gpu::unpack<T>(v[r], x);
+    t.six[r] = gpu::try_short<kAbsolute>(x, c.multiplier6, t.error6);
+    t.four[r] = gpu::try_short<kAbsolute>(x, c.multiplier4, t.error4);
+    if constexpr (kVector<T> == 8) {
+      t.signs[r] = gpu::signs_of(v[r]);
+    } else {
+      const float padded[8] = {x[0], x[1], x[2], x[3]};
+      t.signs[r] = gpu::e2m1_signs(padded);
+    }
+  }
+#pragma unroll
+  for (int offset = kBlock / kVector<T> / 2; offset > 0; offset /= 2) {
+    t.error6 = t.error6 + __shfl_xor_sync(kFullMask, t.error6, offset);
+    t.error4 = t.error4 + __shfl_xor_sync(kFullMask, t.error4, offset);
+  }
 }
 
 // 16x16 tiles, one column group a thread. cols / kVector<T> groups are a multiple of a tile's lanes.
 template <class T, bool kFourOverSix, bool kAligned>
-__global__ void __launch_bounds__(kSquareThreads, kFourOverSix ? 4 : 5)
+__global__ void __launch_bounds__(kSquareThreads, kFourOverSix ? 8 : 10)
     square_kernel(const T* x, int64_t stride, int64_t rows, int64_t cols, Scope scope, uint8_t* q,
                   uint8_t* scale) {
   constexpr int kLanes = kBlock / kVector<T>;
@@ -261,35 +345,81 @@ __global__ void __launch_bounds__(kSquareThreads, kFourOverSix ? 4 : 5)
   const bool active = thread < rows / kBlock * groups;
   const int64_t row = active ? thread / groups * kBlock : 0;
   const int64_t col = active ? thread % groups * kVector<T> : 0;
+  const T* first = x + row * stride + col;
+  if (!scope.after_amax) {
+    gpu::wait_for_previous();
+  }
   uint4 v[kBlock];
 #pragma unroll
   for (int r = 0; r < kBlock; ++r) {
-    v[r] = active ? gpu::load_vector<T, kAligned>(x + (row + r) * stride + col) : uint4{0, 0, 0, 0};
+    v[r] = active ? gpu::load_vector<T, kAligned>(first + r * stride) : uint4{0, 0, 0, 0};
   }
+  gpu::wait_for_previous();  // a second time it does not wait
+  gpu::allow_next();
   const float amax = max_of<kSquareThreads>(scope.maxima, scope.count);
   const OuterScale outer = make_outer_scale(amax, scope.range);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     scope.amax[0] = amax;
   }
   const float tile_amax = gpu::lane_max(gpu::amax_of(v, T()), kLanes);
-  gpu::BlockScale s;
-  if constexpr (kFourOverSix) {
-    const gpu::Candidates c = gpu::candidate_scales(tile_amax, outer);
-    const bool four = gpu::divides_fast(outer.amax) ? takes_four<T, true>(v, c, outer, scope.absolute)
-                                                    : takes_four<T, false>(v, c, outer, scope.absolute);
-    s = four ? c.four : c.six;
-  } else {
-    s = gpu::nvfp4_block_scale(tile_amax * outer.t, outer);
-  }
-  if (!active) {
-    return;
-  }
+  uint8_t* q_row = q + static_cast<uint64_t>(row * cols + col) / 2;
+  uint8_t* scale_row = scale + static_cast<uint64_t>(row * cols + col) / kBlock;
+  const uint64_t q_step = static_cast<uint64_t>(cols) / 2;
+  const uint64_t scale_step = static_cast<uint64_t>(cols) / kBlock;
+  const bool first_lane = threadIdx.x % kLanes == 0;
+  if constexpr (!kFourOverSix) {
+    const gpu::BlockScale s = gpu::nvfp4_block_scale(tile_amax * outer.t, outer);
+    if (!active) {
+      return;
+    }
 #pragma unroll
-  for (int r = 0; r < kBlock; ++r) {
-    const int64_t at = (row + r) * cols + col;
-    cast_vector<T>(v[r], s.multiplier, q + at / 2);
-    if (threadIdx.x % kLanes == 0) {
-      scale[at / kBlock] = static_cast<uint8_t>(s.code);
+    for (int r = 0; r < kBlock; ++r) {
+      cast_vector<T>(v[r], s.multiplier, q_row);
+      if (first_lane) {
+        *scale_row = static_cast<uint8_t>(s.code);
+      }
+      q_row += q_step;
+      scale_row += scale_step;
+    }
+  } else {
+    const gpu::ShortCandidates c = gpu::short_candidates(tile_amax, gpu::short_scope(outer));
+    TileCodes codes;
+    scope.absolute ? try_tile<T, true>(v, c, codes) : try_tile<T, false>(v, c, codes);
+    const Choice choice = choose<kBlock * kBlock>(codes.error6, codes.error4, c.six, c.four, scope.absolute);
+    const bool sure = c.ordinary && choice.sure;
+    if (active && sure) {
+      uint8_t* q_at = q_row;
+      uint8_t* scale_at = scale_row;
+      const auto code = static_cast<uint8_t>(c.code(choice.four));
+#pragma unroll
+      for (int r = 0; r < kBlock; ++r) {
+        const uint32_t word =
+            (choice.four ? codes.four[r] : codes.six[r]) | (codes.signs[r] & gpu::kSignBits);
+        if constexpr (kVector<T> == 8) {
+          *reinterpret_cast<uint32_t*>(q_at) = word;
+        } else {
+          *reinterpret_cast<uint16_t*>(q_at) = static_cast<uint16_t>(word);
+        }
+        if (first_lane) {
+          *scale_at = code;
+        }
+        q_at += q_step;
+        scale_at += scale_step;
+      }
+    }
+    const bool by_sums = active && !sure;
+    if (__any_sync(kFullMask, by_sums)) {
+      const gpu::BlockScale s =
+          choose_by_sums<T, kAligned>({first, stride, active}, tile_amax, outer, scope.absolute);
+#pragma unroll 1
+      for (int r = 0; by_sums && r < kBlock; ++r) {
+        cast_vector<T>(gpu::load_vector<T, kAligned>(first + r * stride), s.multiplier, q_row);
+        if (first_lane) {
+          *scale_row = static_cast<uint8_t>(s.code);
+        }
+        q_row += q_step;
+        scale_row += scale_step;
+      }
     }
   }
 }
@@ -314,9 +444,10 @@ int launch_amax(MatrixView x, float* scratch, StreamHandle stream) {
   unsigned grid = gpu::strided_grid(work, kAmaxBlocksPerSm);
   grid = grid < kAmaxScratch ? grid : static_cast<unsigned>(kAmaxScratch);
   if (aligned) {
-    amax_kernel<T, true><<<grid, kThreads, 0, stream>>>(data, x.stride, rows, cols, scratch);
+    gpu::launch_overlapped(amax_kernel<T, true>, grid, kThreads, stream, data, x.stride, rows, cols, scratch);
   } else {
-    amax_kernel<T, false><<<grid, kThreads, 0, stream>>>(data, x.stride, rows, cols, scratch);
+    gpu::launch_overlapped(amax_kernel<T, false>, grid, kThreads, stream, data, x.stride, rows, cols,
+                           scratch);
   }
   check_launch("amax");
   return static_cast<int>(grid);
@@ -329,13 +460,13 @@ void launch_flat(MatrixView x, const Scope& scope, const Nvfp4Output& out, Strea
   const int64_t per_row = cols / kBlock;
   const auto* data = static_cast<const T*>(x.data);
   const unsigned grid = gpu::strided_grid(gpu::ceil_div(rows * per_row, kFlatUnroll<kFourOverSix> * kThreads),
-                                          kFlatBlocksPerSm);
+                                          kFlatBlocksPerSm<T, kFourOverSix>);
   if (gpu::is_vectorizable(x)) {
-    flat_kernel<T, kFourOverSix, true>
-        <<<grid, kThreads, 0, stream>>>(data, x.stride, rows, per_row, scope, out.q, out.scale);
+    gpu::launch_overlapped(flat_kernel<T, kFourOverSix, true>, grid, kThreads, stream, data, x.stride, rows,
+                           per_row, scope, out.q, out.scale);
   } else {
-    flat_kernel<T, kFourOverSix, false>
-        <<<grid, kThreads, 0, stream>>>(data, x.stride, rows, per_row, scope, out.q, out.scale);
+    gpu::launch_overlapped(flat_kernel<T, kFourOverSix, false>, grid, kThreads, stream, data, x.stride, rows,
+                           per_row, scope, out.q, out.scale);
   }
   check_launch("quantize_nvfp4");
 }
@@ -346,11 +477,11 @@ void launch_square(MatrixView x, const Scope& scope, const Nvfp4Output& out, Str
   const auto grid =
       static_cast<unsigned>(gpu::ceil_div(x.rows / kBlock * (x.cols / kVector<T>), kSquareThreads));
   if (gpu::is_vectorizable(x)) {
-    square_kernel<T, kFourOverSix, true>
-        <<<grid, kSquareThreads, 0, stream>>>(data, x.stride, x.rows, x.cols, scope, out.q, out.scale);
+    gpu::launch_overlapped(square_kernel<T, kFourOverSix, true>, grid, kSquareThreads, stream, data, x.stride,
+                           x.rows, x.cols, scope, out.q, out.scale);
   } else {
-    square_kernel<T, kFourOverSix, false>
-        <<<grid, kSquareThreads, 0, stream>>>(data, x.stride, x.rows, x.cols, scope, out.q, out.scale);
+    gpu::launch_overlapped(square_kernel<T, kFourOverSix, false>, grid, kSquareThreads, stream, data,
+                           x.stride, x.rows, x.cols, scope, out.q, out.scale);
   }
   check_launch("quantize_nvfp4");
 }
@@ -358,7 +489,7 @@ void launch_square(MatrixView x, const Scope& scope, const Nvfp4Output& out, Str
 template <class T, bool kFourOverSix>
 void quantize(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out, const float* shared_amax,
               float* scratch, StreamHandle stream) {
-  Scope scope{shared_amax, 1, out.amax, options.range, options.four_over_six == FourOverSix::kMae};
+  Scope scope{shared_amax, 1, out.amax, options.range, options.four_over_six == FourOverSix::kMae, false};
   if (options.scope == Nvfp4Scope::kToken) {
     if (fits_registers(x.cols) && gpu::is_vectorizable(x)) {
       quantize_rows<T, kFourOverSix>(x, out, scope.range, scope.absolute, stream);
@@ -372,6 +503,7 @@ void quantize(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out,
   } else if (shared_amax == nullptr) {
     scope.maxima = scratch;
     scope.count = launch_amax<T>(x, scratch, stream);
+    scope.after_amax = true;
   }
   options.layout == Nvfp4Layout::k16x16 ? launch_square<T, kFourOverSix>(x, scope, out, stream)
                                         : launch_flat<T, kFourOverSix>(x, scope, out, stream);

@@ -91,9 +91,25 @@ __device__ inline uint32_t cast8_pair(float low, float high) {
   }
   return pair;
 }
+// Four values to a word, the first in the low byte. One piece of assembly, so that the pairs are not widened
+// before they are joined.
 template <Element kElement>
 __device__ inline uint32_t cast8_four(float a, float b, float c, float d) {
-  return __byte_perm(cast8_pair<kElement>(a, b), cast8_pair<kElement>(c, d), 0x5410);
+  uint32_t four;
+  if constexpr (kElement == Element::kE4M3) {
+    asm("{.reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1; cvt.rn.satfinite.e4m3x2.f32 high, "
+        "%4, %3;"
+        "mov.b32 %0, {low, high};}"
+        : "=r"(four)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+  } else {
+    asm("{.reg .b16 low, high; cvt.rn.satfinite.e5m2x2.f32 low, %2, %1; cvt.rn.satfinite.e5m2x2.f32 high, "
+        "%4, %3;"
+        "mov.b32 %0, {low, high};}"
+        : "=r"(four)
+        : "f"(a), "f"(b), "f"(c), "f"(d));
+  }
+  return four;
 }
 
 // --- NVFP4 ---
@@ -226,103 +242,6 @@ __device__ inline uint2 cast_block(const Block16<T>& block, float multiplier) {
   block.values(1, x);
   q.y = cast_e2m1(x, multiplier);
   return q;
-}
-
-// --- four over six ---
-
-// n / 2688 or n / 1536 with the rounding of a division: one correction step with the rounded reciprocal gives
-// it for every significand (tests/unit/kernels goes through them), as long as nothing underflows or
-// overflows.
-template <bool kFast>
-__device__ inline float divide(float n, float divisor, float inverse) {
-  if constexpr (kFast) {
-    const float quotient = n * inverse;
-    return __fmaf_rn(__fmaf_rn(-quotient, divisor, n), inverse, quotient);
-  } else {
-    return n / divisor;
-  }
-}
-
-// Outer scales for which the short division is exact: q * s * A is 0 or lies between 2^-100 and 2^120.
-__device__ inline bool divides_fast(float amax) { return amax > 0x1p-80F && amax < 0x1p100F; }
-
-// |d| or d^2 of one element under a candidate: q is its rounded magnitude, d of -x is -d of x, and a NaN
-// stays one.
-template <bool kFast>
-__device__ inline float error_of(float q, float x, float scale, const formats::OuterScale& outer,
-                                 float inverse, bool absolute) {
-  const float d = divide<kFast>((q * scale) * outer.amax, outer.divisor, inverse) - fabsf(x);
-  return absolute ? fabsf(d) : d * d;
-}
-
-// One row of a block under a candidate scale: its codes without signs, and its error, e = fl(e + |d|) or
-// fl(e + d^2) in ascending order from +0.
-struct CandidateRow {
-  uint2 codes;
-  uint2 signs;  // with kSigns
-  float error;
-};
-template <class T, bool kFast, bool kSigns>
-__device__ inline CandidateRow try_candidate(const Block16<T>& block, const BlockScale& scale,
-                                             const formats::OuterScale& outer, bool absolute) {
-  const float inverse = 1.0F / outer.divisor;
-  CandidateRow row{};
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float x[8];
-    float scaled[8];
-    uint32_t bits[8];
-    block.values(half, x);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      scaled[i] = x[i] * scale.multiplier;
-      const RoundedE2M1 q = round_e2m1(scaled[i]);
-      bits[i] = q.bits;
-      row.error = row.error + error_of<kFast>(q.value, x[i], scale.value, outer, inverse, absolute);
-    }
-    (half == 0 ? row.codes.x : row.codes.y) = pack_e2m1(bits);
-    if constexpr (kSigns) {
-      (half == 0 ? row.signs.x : row.signs.y) = e2m1_signs(scaled);
-    }
-  }
-  return row;
-}
-
-struct Candidates {
-  BlockScale six;
-  BlockScale four;
-};
-__device__ inline Candidates candidate_scales(float block_amax, const formats::OuterScale& outer) {
-  const float base = (block_amax / 6.0F) * outer.s;
-  return {nvfp4_block_scale(fminf(base, formats::kE4M3Max), outer),
-          nvfp4_block_scale(fminf(base * 1.5F, formats::kE4M3Max), outer)};
-}
-
-// Four over six for a block of one row.
-template <class T, bool kFast>
-__device__ inline BlockScale cast_four_over_six(const Block16<T>& block, const Candidates& c,
-                                                const formats::OuterScale& outer, bool absolute, uint2& q) {
-  const CandidateRow six = try_candidate<T, kFast, true>(block, c.six, outer, absolute);
-  const CandidateRow four = try_candidate<T, kFast, false>(block, c.four, outer, absolute);
-  const bool take_four = four.error < six.error;  // a NaN compares false
-  q.x = (take_four ? four.codes.x : six.codes.x) | six.signs.x;
-  q.y = (take_four ? four.codes.y : six.codes.y) | six.signs.y;
-  return take_four ? c.four : c.six;
-}
-
-// The scale and the codes of a block of one row.
-template <class T, bool kFourOverSix>
-__device__ inline BlockScale quantize_block(const Block16<T>& block, float block_amax,
-                                            const formats::OuterScale& outer, bool absolute, uint2& q) {
-  if constexpr (!kFourOverSix) {
-    const BlockScale scale = nvfp4_block_scale(block_amax * outer.t, outer);
-    q = cast_block(block, scale.multiplier);
-    return scale;
-  } else {
-    const Candidates c = candidate_scales(block_amax, outer);
-    return divides_fast(outer.amax) ? cast_four_over_six<T, true>(block, c, outer, absolute, q)
-                                    : cast_four_over_six<T, false>(block, c, outer, absolute, q);
-  }
 }
 
 }  // namespace accord::gpu

@@ -6,7 +6,7 @@
 //   unit u of a row belongs to thread u % threads, and is that thread's (u / threads)-th.
 //   RMSNorm sums in sixteen-lane order (kernels/cuda/lanes.cuh), so its bits are the CPU's.
 #include "kernels/cuda/lanes.cuh"
-#include "kernels/formats/quantize.cuh"
+#include "kernels/formats/four_over_six.cuh"
 #include "kernels/math/exp_log.hpp"
 
 namespace accord::gpu {
@@ -233,10 +233,9 @@ __global__ void __launch_bounds__(kMaxRowThreads, row_blocks<T, kUnits>)
       out.amax[row] = amax;
     }
     const auto store = [&](const Block16<T>& b, float b_amax, int u) {
-      uint2 q;
-      const BlockScale scale = quantize_block<T, kFourOverSix>(b, b_amax, outer, out.absolute, q);
-      *reinterpret_cast<uint2*>(out.q + (row * units + u) * (kUnit / 2)) = q;
-      out.scale[row * units + u] = static_cast<uint8_t>(scale.code);
+      const QuantizedBlock result = quantize_block<T, kFourOverSix>(b, b_amax, outer, out.absolute);
+      *reinterpret_cast<uint2*>(out.q + (row * units + u) * (kUnit / 2)) = result.q;
+      out.scale[row * units + u] = static_cast<uint8_t>(result.scale);
     };
     if constexpr (kFourOverSix && kSource == Source::kRead) {
       // Trying two scales is much code: in a loop it stays in the instruction cache, and the row in the data

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.hpp"
 #include "trainer/cuda_backend.hpp"
 #include "trainer/cuda_parameters.hpp"
 #include "trainer/cuda_pass.hpp"
@@ -12,6 +13,8 @@ namespace {
 
 constexpr int64_t kLeastActivationBytes = int64_t{1} << 30;
 constexpr int64_t kShareOfFree = 4;  // of the memory that is free when the arena is bound
+
+double gib(int64_t bytes) { return static_cast<double>(bytes) / (1 << 30); }
 
 Status check_supported(const ModelConfig& config, const TrainerOptions& options) {
   if (options.compute_dtype != Dtype::kBF16) {
@@ -133,6 +136,11 @@ Status CudaBackend::bind(const WeightManifest& manifest, const void* arena) {
   ACCORD_ASSIGN_OR_RETURN(model_, model::CudaModel::create(config_, std::move(weights), device_, stream_));
   ACCORD_ASSIGN_OR_RETURN(const int64_t budget, activation_budget());
   ACCORD_ASSIGN_OR_RETURN(pass_, CudaPass::create(*context_, *model_, budget, pool_));
+  TrainerMemory memory;
+  parameters_->add_memory(memory);
+  log::info(
+      "trainer on {}: GiB of masters {:.2f}, moments {:.2f}, gradients {:.2f}; up to {:.2f} of activations",
+      to_string(device_.id()), gib(memory.masters), gib(memory.moments), gib(memory.gradients), gib(budget));
   return absl::OkStatus();
 }
 

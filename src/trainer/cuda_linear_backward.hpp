@@ -71,6 +71,9 @@ class CudaLinearBackward {
     int32_t count = 0;
   };
 
+  // A linear whose outputs are no multiple of 8 (a router of a few experts), with zeros up to one.
+  Status run_padded(const Linear& linear, const BF16* x, int64_t rows, CudaInputGradient dx);
+
   recipe::BackwardMode mode_of(const model::LinearWeight& weight) const;
   formats::Element element_of(int64_t parameter) const;
   // bf16 of what the mode multiplies dy with, into `out`; null there: where it lies already, if it does.

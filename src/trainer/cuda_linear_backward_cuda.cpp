@@ -1,5 +1,7 @@
 #include <vector>
 
+#include "kernels/copy/copy_cuda.hpp"
+#include "kernels/embedding/embedding_cuda.hpp"
 #include "kernels/formats/decode_cuda.hpp"
 #include "kernels/formats/mxfp8_cuda.hpp"
 #include "kernels/formats/nvfp4_cuda.hpp"
@@ -25,8 +27,15 @@ enum Part : size_t {
   kCodes,
   kScales,
   kOuter,
+  kPaddedDy,
+  kPaddedWeight,
+  kPaddedGradient,
   kParts
 };
+
+constexpr int64_t kOutputs = 8;  // the products take multiples of it
+
+int64_t padded(int64_t outputs) { return (outputs + kOutputs - 1) / kOutputs * kOutputs; }
 
 cuda::GemmBackward dgrad(const LinearWeight& w, int64_t rows, const BF16* dy, const BF16* weight,
                          CudaInputGradient dx) {
@@ -68,14 +77,16 @@ Status check_cuda_backward(const ModelConfig& config) {
     const bool table = spec.role == ParamRole::kEmbedding && !config.tie_word_embeddings;
     if (table) continue;  // no product reads it
     LinearWeight w;
-    w.n = spec.shape[0];
+    w.n = spec.expert < 0 ? padded(spec.shape[0]) : spec.shape[0];
     w.k = spec.shape[1];
     const cuda::GemmBackward rows = dgrad(w, 1, nullptr, nullptr, {});
     const cuda::GemmBackward columns = wgrad(w, 1, nullptr, nullptr, nullptr);
     if (cuda::gemm_dgrad_takes(rows) && cuda::gemm_wgrad_takes(columns)) continue;
     return recipe_error(
-        "{} [{}, {}]: the backward's CUDA kernels need both sizes to be multiples of 8 (use device: cpu)",
-        spec.name, w.n, w.k);
+        "{} [{}, {}]: the backward's CUDA kernels need the input size, and an expert's "
+        "output size, to be multiples of 8 (use device: "
+        "cpu)",
+        spec.name, spec.shape[0], w.k);
   }
   return absl::OkStatus();
 }
@@ -225,12 +236,42 @@ Status CudaLinearBackward::make_input(const LinearWeight& w, const BF16* x, int6
   return absl::OkStatus();
 }
 
+Status CudaLinearBackward::run_padded(const Linear& linear, const BF16* x, int64_t rows,
+                                      CudaInputGradient dx) {
+  LinearWeight w = *linear.weight;
+  const int64_t outputs = w.n;
+  ACCORD_ASSIGN_OR_RETURN(const BF16* const bits, weight(linear.parameter, w));
+  w.n = padded(outputs);
+  const auto matrix_bytes = static_cast<size_t>(w.n * w.k) * sizeof(BF16);
+  ACCORD_ASSIGN_OR_RETURN(BF16* const dy, scratch_.get<BF16>(kPaddedDy, rows * w.n));
+  ACCORD_ASSIGN_OR_RETURN(BF16* const wide, scratch_.get<BF16>(kPaddedWeight, w.n * w.k));
+  ACCORD_ASSIGN_OR_RETURN(float* const gradient, scratch_.get<float>(kPaddedGradient, w.n * w.k));
+  ACCORD_RETURN_IF_ERROR(c_.stream.fill(dy, 0, static_cast<size_t>(rows * w.n) * sizeof(BF16)));
+  cuda::copy_columns(view(linear.dy, rows, outputs), {1, outputs, 0, 0, 0, 0}, nullptr,
+                     matrix_view(dy, rows, w.n), c_.handle());
+  ACCORD_RETURN_IF_ERROR(c_.stream.fill(wide, 0, matrix_bytes));
+  ACCORD_RETURN_IF_ERROR(c_.stream.copy(wide, bits, static_cast<size_t>(outputs * w.k) * sizeof(BF16)));
+  cuda::gemm_dgrad(dgrad(w, rows, dy, wide, dx), c_.handle());
+  cuda::GemmBackward weights = wgrad(w, rows, dy, x, gradient);
+  weights.c.accumulate = false;
+  cuda::gemm_wgrad(weights, c_.handle());
+  const MatrixView sum = matrix_view(c_.parameters.gradient(linear.parameter), outputs, w.k);
+  cuda::add_rows(sum, matrix_view(gradient, outputs, w.k), sum, c_.handle());
+  return absl::OkStatus();
+}
+
 Status CudaLinearBackward::run(std::initializer_list<Linear> linears, const BF16* x, int64_t rows,
                                CudaInputGradient dx) {
   if (rows == 0) return absl::OkStatus();
   SharedInput input;
   for (const Linear& linear : linears) {
     const LinearWeight& w = *linear.weight;
+    if (w.n % kOutputs != 0) {  // no mode quantizes its gradient by columns: that needs multiples of 32
+      ACCORD_RETURN_IF_ERROR(make_input(w, x, rows, {}, nullptr, 0, input));
+      ACCORD_RETURN_IF_ERROR(run_padded(linear, input.values, rows, dx));
+      dx.accumulate = true;
+      continue;
+    }
     const BF16* rows_dy = linear.dy;
     const BF16* columns_dy = linear.dy;
     if (mode_of(w) == BackwardMode::kQuantized) {

@@ -21,6 +21,7 @@ import traceback
 
 SOURCE = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
 TIME_FACTOR = float(os.environ.get("ACCORD_TIME_FACTOR", "1"))  # of sanitizer builds; tests/CMakeLists.txt sets it
+DEVICE = os.environ.get("ACCORD_E2E_DEVICE", "")  # of both pools in recipes that say nothing about it; empty: auto
 PATIENCE = 180 * TIME_FACTOR  # seconds that a command or a wait may take on a busy machine before the test gives up
 
 # The exit codes of docs/interfaces.md.
@@ -284,6 +285,11 @@ class Test:
             for parent in parents:
                 node = node.setdefault(parent, {})
             node[last] = value
+        pools = [recipe["rollout"], recipe["trainer"]]
+        if (DEVICE and not any("device" in pool for pool in pools) and recipe["trainer"].get("expert_parallel", 1) == 1
+                and recipe["model"]["compute_dtype"] == "bfloat16"):
+            for pool in pools:
+                pool["device"] = DEVICE
         return write(self.path(name + ".yaml"), json.dumps(recipe, indent=1))
 
     def accord(self, *arguments, expect=0, timeout=PATIENCE):

@@ -74,7 +74,8 @@ def case_expert_parallel(t):
     """Experts spread over trainers: the forward is the same to the bit."""
     spread = {}
     for places in (1, 2, 4):
-        changes = pool(4, 2, **{"run.steps": 3, "trainer.expert_parallel": places, "precision": MIXED})
+        changes = pool(4, 2, **{"run.steps": 3, "trainer.expert_parallel": places, "precision": MIXED,
+                             "trainer.device": "cpu"})  # one place, too: sums on CUDA differ
         spread[places] = t.train(f"places-{places}", changes)
         require_equal_policy(spread[places], f"{places} places")
         require_same(t.train(f"places-{places}-again", changes), spread[places], f"{places} places again")

@@ -28,6 +28,7 @@ class Gpu {
   const accord::Stream& stream() const { return stream_; }
   accord::StreamHandle handle() const { return stream_.handle(); }
   const std::string& name() const { return name_; }
+  bool emulated() const { return name_ == "emulated"; }  // tests/emulation: the CPU's sums
 
   // Filled with 0xa5, so that what a kernel leaves unwritten differs from any expected result.
   accord::Memory allocate(size_t bytes) const;

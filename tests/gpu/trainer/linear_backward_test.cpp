@@ -146,6 +146,28 @@ TEST_CASE("linears that share their input have the CPU's backward") {
   }
 }
 
+TEST_CASE("a linear whose outputs are no multiple of 8 has the CPU's backward") {
+  const auto gpu = Gpu::open();
+  if (!gpu) return;
+  Sides s(*gpu, kModes[0]);
+  const int64_t router = s.params.layers[1].router;
+  model::LinearWeight hw = s.host_weights.layers[1].router, dw = s.device_weights.layers[1].router;
+  hw.n = dw.n = 5;  // the first experts' rows
+  const Values x(1, kRows * hw.k), dy(2, kRows * hw.n);
+  std::vector<float> dx(x.bits.size());
+  LinearBackward cpu(s.workspace);
+  CudaLinearBackward cuda(s.context);
+  const Memory xd = gpu->upload(x.bits), dyd = gpu->upload(dy.bits),
+               dxd = gpu->allocate(dx.size() * sizeof(float));
+  for (int twice = 0; twice < 2; ++twice) {
+    cpu.add({{router, &hw, dy.floats.data()}}, x.floats.data(), kRows, dx.data());
+    must(cpu.run());
+    must(cuda.run({{router, &dw, dyd.as<BF16>()}}, xd.as<BF16>(), kRows, {dxd.data()}));
+  }
+  CHECK(relative(gpu->download<float>(dxd, dx.size()), dx) < kTolerance);
+  CHECK(relative(s.gradient(router), s.host.gradient(router)) < kTolerance);
+}
+
 TEST_CASE("experts have the CPU's backward, also those with few rows or none") {
   const auto gpu = Gpu::open();
   if (!gpu) return;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <optional>
 
 #include "checkpoint/hf_checkpoint.hpp"
 #include "kernels/adamw/adamw_element.hpp"
@@ -36,7 +37,7 @@ struct Mode {
   BackwardMode backward;
   const char* name;
   // Of log-probs (absolute) and of gradients (relative Frobenius norm of all of them, and of the worst
-  // tensor).
+  // tensor), where both sides sum in one order.
   double logprob, gradients, gradient;
 };
 // A bf16 result that rounds the other way on one side moves whole quantization blocks.
@@ -50,6 +51,11 @@ const Mode kModes[] = {
 };
 
 DeviceId cpu() { return {}; }
+
+// These small checkpoints have large weights: one rounding more or less in bf16 moves log-probs by tenths.
+// Where the device sums in another order than the CPU, both are therefore measured from the CPU's float32
+// step over the same bytes, and the device may be at most this many times as far from it.
+constexpr double kFarther = 2.0;
 
 struct Distance {
   double error = 0.0;
@@ -122,6 +128,25 @@ int64_t wrong_masters(TrainerCase& run, const TrainerOptions& options, const Ten
   return wrong;
 }
 
+struct Nearness {
+  double logprob, gradients, gradient;
+  std::optional<TrainedStep> exact;  // what is measured from; none: the CPU's bf16 step
+};
+
+Nearness allowed(const Gpu& gpu, const char* model, const Mode& mode, TrainerOptions options,
+                 const std::vector<TrainSample>& samples, const TrainedStep& on_cpu) {
+  Nearness out{mode.logprob, mode.gradients, mode.gradient, std::nullopt};
+  if (gpu.emulated()) return out;
+  options.compute_dtype = Dtype::kF32;
+  TrainerCase exact(gpu, cpu(), model, mode.format, options);
+  out.exact = exact.step(samples);
+  const Distances gradients = distances(on_cpu.gradients, out.exact->gradients);
+  out.logprob += kFarther * largest_difference(on_cpu.report, out.exact->report);
+  out.gradients += kFarther * gradients.all;
+  out.gradient += kFarther * gradients.worst;
+  return out;
+}
+
 }  // namespace
 
 TEST_CASE("a step on the device is near the CPU's in every mode") {
@@ -139,17 +164,16 @@ TEST_CASE("a step on the device is near the CPU's in every mode") {
       const Tensors before = run.masters();
       const TrainedStep expected = reference.step(samples);
       const TrainedStep got = run.step(samples);
-      const double logprobs = largest_difference(got.report, expected.report);
-      const Distances gradients = distances(got.gradients, expected.gradients);
-      const double norm = got.report.metrics.at("train/grad_norm");
-      const double expected_norm = expected.report.metrics.at("train/grad_norm");
-      CAPTURE(logprobs, gradients.all, gradients.worst, gradients.name, norm, expected_norm);
+      const Nearness bounds = allowed(*gpu, model, mode, options, samples, expected);
+      const TrainedStep& from = bounds.exact ? *bounds.exact : expected;
+      const double logprobs = largest_difference(got.report, from.report);
+      const Distances gradients = distances(got.gradients, from.gradients);
+      CAPTURE(logprobs, gradients.all, gradients.worst, gradients.name);
       std::printf("%-24s %-21s log-probs %.1e, gradients %.1e, worst %.1e (%s)\n", model, mode.name, logprobs,
                   gradients.all, gradients.worst, gradients.name.c_str());
-      CHECK(logprobs <= mode.logprob);
-      CHECK(gradients.all <= mode.gradients);
-      CHECK(gradients.worst <= mode.gradient);
-      CHECK(std::abs(norm - expected_norm) <= mode.gradients * expected_norm);
+      CHECK(logprobs <= bounds.logprob);
+      CHECK(gradients.all <= bounds.gradients);
+      CHECK(gradients.worst <= bounds.gradient);
       CHECK(wrong_masters(run, options, before, got) == 0);
       CHECK(different_values(before, got.masters) > 0);
 
@@ -290,7 +314,10 @@ TEST_CASE("recorded routing is followed on the device and compared with the scor
     const double near = got.report.metrics.at(overlap) - expected.report.metrics.at(overlap);
     CAPTURE(got.report.metrics.at(overlap));
     CHECK(std::abs(near) < 0.02);
-    CHECK(distances(got.gradients, expected.gradients).all < 0.05);
+    const Mode mode{WeightFormat::kMXFP8, BackwardMode::kHighPrecision, "", 0.1, 0.05, 0.3};
+    const Nearness bounds = allowed(*gpu, "qwen3_moe", mode, options, samples, expected);
+    const TrainedStep& from = bounds.exact ? *bounds.exact : expected;
+    CHECK(distances(got.gradients, from.gradients).all <= bounds.gradients);
     for (const ParamSpec& spec : run.trainer().parameters()) {
       if (spec.expert < 2) continue;
       const std::vector<float>& gradient = got.gradients.at(spec.name);
@@ -397,6 +424,6 @@ TEST_CASE("the trainer refuses what does not run on a device") {
   options.size = 2;
   refused("trainer.expert_parallel is 2", config, options);
   options = trainer_options(BackwardMode::kHighPrecision);
-  config.vocab_size = 321;
-  refused("lm_head.weight [321, 64]", config, options);
+  config.moe_intermediate_size = 36;
+  refused("mlp.experts.0.gate_proj.weight [36, 64]", config, options);
 }

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/formats/nvfp4_choice.hpp"
 #include "support/catch.hpp"
 
 // Four over six divides by 2688 or 1536. Kernels do it with the rounded reciprocal and one correction;
@@ -17,4 +18,13 @@ TEST_CASE("formats: one correction step divides by the NVFP4 ranges exactly") {
     }
     CHECK(different == 0);
   }
+}
+
+TEST_CASE("formats: one correction step divides by six exactly") {
+  int64_t different = 0;
+  for (uint32_t bits = 0x3f800000u; bits < 0x40000000u; ++bits) {
+    const auto n = std::bit_cast<float>(bits);
+    different += accord::formats::divide_by_six(n) != n / 6.0F ? 1 : 0;
+  }
+  CHECK(different == 0);
 }

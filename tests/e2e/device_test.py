@@ -1,0 +1,144 @@
+"""The loop on CUDA devices, or on the emulated ones of that build: rollout and trainer agree bit for bit, runs
+repeat, resume and replay; a changed byte in the device's memory shows. Skips where there is no device."""
+import json
+import signal
+
+import harness
+from harness import BAD_RECIPE, require, require_equal, require_parts
+
+CUDA = {"rollout.device": "cuda", "trainer.device": "cuda"}
+NVFP4 = {"configs": {"nvfp4": {"format": "nvfp4"}, "mxfp8": {"format": "mxfp8"}}, "backward": "dequantized",
+         "matchers": [{"name": "experts", "pattern": "*.mlp.experts.*", "config": "nvfp4"},
+                      {"name": "rest", "pattern": "*", "config": "mxfp8"}]}
+BF16 = {"configs": {"bf16": {"format": "bf16"}},
+        "matchers": [{"name": "all", "pattern": "*", "config": "bf16"}]}
+# Batches that look different on both sides.
+ODD = {"rollout.max_batch_rows": 23, "rollout.prefill_chunk": 11, "trainer.tokens_per_microbatch": 101}
+
+
+def usable(t):
+    found = json.loads(t.accord("doctor", "--json").out)
+    names = [device["device"] for device in found["cuda_devices"] if device["usable"]]
+    if not names:
+        print("SKIPPED:", found.get("cuda_unavailable", "no device of this machine can be used"), flush=True)
+    return names
+
+
+def train(t, name, changes=None, arguments=()):
+    return t.train(name, {**CUDA, "run.steps": 3, "checkpoint.every": 0, **(changes or {})}, arguments)
+
+
+def check_equal(run, what, steps=3):
+    rows = run.steps()
+    require_equal(sorted(rows), list(range(1, steps + 1)), f"{what}: steps")
+    for step, row in rows.items():
+        require_equal(row["mismatch/equal_fraction"], 1, f"{what}, step {step}: equal_fraction")
+        require_equal(row["mismatch/logprob_abs_diff_max"], 0, f"{what}, step {step}: largest difference")
+    ledger = run.ledger()
+    require(sum(a != b for a, b in zip(ledger, ledger[1:])) >= 1, f"{what}: no step changed the weights")
+    log = harness.read(run.file("logs/controller.log"))
+    require(log.count(" with 1 threads, arena of ") == log.count(": cuda:"), f"{what}: not all workers on CUDA:\n{log}")
+
+
+def same_run(a, b, what):
+    require_equal(a.ledger(), b.ledger(), f"{what}: ledgers")
+    require_equal(a.stable_lines(), b.stable_lines(), f"{what}: metrics")
+
+
+def case_equal_and_repeatable(t):
+    if not usable(t):
+        return
+    for name, plan in (("mxfp8", harness.MXFP8), ("nvfp4", NVFP4)):
+        runs = [train(t, f"{name}-{i}", {**ODD, "precision": plan}) for i in range(2)]
+        check_equal(runs[0], name)
+        same_run(*runs, f"{name}, twice")
+    resolved = harness.read(runs[0].file("recipe.yaml"))
+    require_equal(resolved.count("device: cuda"), 2, "devices in the run's recipe.yaml")
+
+
+def case_any_number_of_workers(t):
+    """Rollout workers share devices and change no bit; trainers share them and agree on all bytes."""
+    if not usable(t):
+        return
+    one = train(t, "one", {"rollout.workers": 1, "run.steps": 2})
+    three = train(t, "three", {"rollout.workers": 3, "run.steps": 2})
+    same_run(one, three, "1 and 3 rollout workers")
+    ranks = [train(t, f"ranks-{i}", {"trainer.workers": 2, "run.steps": 2}) for i in range(2)]
+    check_equal(ranks[0], "2 trainers", steps=2)
+    same_run(*ranks, "2 trainers, twice")
+
+
+def case_reference(t):
+    """A BF16 policy that still is its reference has the reference's log-probs, bit for bit."""
+    if not usable(t):
+        return
+    run = train(t, "reference", {"precision": BF16, "algorithm.reference_kl": True, "run.steps": 2})
+    check_equal(run, "bf16", steps=2)
+    require_equal(run.steps()[1]["train/ref_kl"], 0, "KL to the reference before the first update")
+    require(run.steps()[2]["train/ref_kl"] != 0, "the second step is still the reference")
+
+
+def case_routing_replay_and_dense_backward(t):
+    if not usable(t):
+        return
+    run = train(t, "replay", {"algorithm.routing_replay": True, "run.steps": 2,
+                              "precision": {**harness.MXFP8, "backward": "quantized"}})
+    check_equal(run, "routing replay", steps=2)
+    require_equal(run.steps()[2]["mismatch/expert_overlap"], 1, "expert overlap")
+
+
+def case_changed_byte(t):
+    """One bit of the device's memory, which no digest of the update saw: a code of the first q_proj, after the
+    embedding and a norm, each on a boundary of 256 bytes."""
+    if not usable(t):
+        return
+    config = json.loads(harness.read(t.input("model/config.json")))
+    sizes = (config["vocab_size"] * config["hidden_size"] * 2, config["hidden_size"] * 2)
+    byte = sum(-(-size // 256) * 256 for size in sizes) + 5
+    run = train(t, "corrupt", {"debug.corrupt_rollout": {"rank": 1, "version": 1, "byte": byte}})
+    equal = {step: row["mismatch/equal_fraction"] for step, row in run.steps().items()}
+    require_equal((equal[1], equal[3]), (1, 1), "equal_fraction before and after the change")
+    require(0.3 < equal[2] < 1, f"the changed byte of one of two workers: equal_fraction by step {equal}")
+
+
+def case_verify_weights(t):
+    if not usable(t):
+        return
+    process, _ = t.start_run("verify", {**CUDA, "run.steps": 400, "checkpoint.every": 0})
+    address = process.address()
+    t.wait_status(address, lambda status: status["step"] >= 1, "step 1")
+    answer = json.loads(t.accord("verify-weights", address, "--json").out)
+    require_equal(answer.get("differences", []), [], "weights on the devices")
+    process.popen.send_signal(signal.SIGTERM)
+    process.wait(harness.DRAINED)
+
+
+def case_resume_and_replay(t):
+    if not usable(t):
+        return
+    changes = {"run.steps": 4, "checkpoint.every": 2, "debug.dump_batches": True}
+    whole = train(t, "whole", changes)
+    t.accord("run", t.recipe("parts", {**CUDA, **changes, "run.name": "whole"}), "--steps", "2")
+    t.accord("run", t.path("parts.yaml"), "--resume")
+    parts = harness.Run(t.path("parts"))
+    require_equal(parts.ledger(), whole.ledger(), "ledgers of a resumed run")
+    require_equal(parts.weights(4), whole.weights(4), "weights of a resumed run")
+    replayed = t.accord("replay", whole.path, "--step", "4")
+    t.note(replayed.out.strip().splitlines()[-1])
+
+
+def case_mixed_pools(t):
+    """A trainer on the CPU and rollout workers on a device: refused by the controller, both named."""
+    names = usable(t)
+    if not names:
+        return
+    controller = t.start("controller", t.recipe("mixed", {"rollout.workers": 1, "rollout.device": "auto"}))
+    address = controller.address()
+    for pool, device in (("trainer", "cpu"), ("rollout", names[0])):
+        t.start("worker", "--pool", pool, "--rank", "0", "--controller", address, "--device", device)
+    controller.wait(BAD_RECIPE)
+    require_parts(controller.log(), ["trainer/0", "rollout/0", names[0], "--device"], "the controller's error")
+
+
+if __name__ == "__main__":
+    harness.main(globals())

@@ -1,0 +1,49 @@
+#pragma once
+// Every operation of a layer by itself, in the order in which the model and the trainer launch them.
+#include <memory>
+
+#include "bench.hpp"
+#include "shapes.hpp"
+
+namespace layer_bench {
+
+struct Run {
+  Bench& bench;
+  const accord::ModelConfig& config;
+  const Phase& phase;
+  size_t format;  // of kFormats
+};
+
+// One layer's forward; the trainer's keeps what the backward needs.
+void forward_operations(const Run& run, Table& table);
+// Embedding, final norm, head, log-probability (training) or sampler (decode).
+void head_operations(const Run& run, Table& table);
+// Rows of one pass of the head: all of a decode step, a chunk of a training batch.
+int64_t head_rows(const Run& run);
+
+// One layer's backward. BF16: `high_precision`, the other formats the mode that is named for them.
+void backward_operations(const Run& run, Table& table);
+void head_backward_operations(const Run& run, Table& table);
+// The optimizer's passes over the parameters of one layer, and the export.
+void optimizer_operations(const Run& run, Table& table);
+
+// CudaModel over random weights of one format.
+class WholeModel {
+ public:
+  explicit WholeModel(const Run& run);
+  ~WholeModel();
+  WholeModel(const WholeModel&) = delete;
+  WholeModel& operator=(const WholeModel&) = delete;
+
+  // Of layer_forward, the mean over the layers; with a tape in training.
+  double layer_seconds();
+  // Of embedding, all layers, logits and draw of a decode step; `wait`: the host sends a batch and waits for
+  // the tokens each time, and its clock is read.
+  double step_seconds(bool wait);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace layer_bench

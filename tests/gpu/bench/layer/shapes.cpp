@@ -1,0 +1,189 @@
+#include "shapes.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "kernels/attention/attention.hpp"
+#include "kernels/moe/moe_cuda.hpp"
+#include "kernels/router/router.hpp"
+#include "kernels/router/router_cuda.hpp"
+
+namespace layer_bench {
+
+using namespace accord;
+using gpu_test::Gpu;
+using gpu_test::must;
+namespace cuda = kernels::cuda;
+
+namespace {
+
+constexpr int32_t kBackwardTileRows = 64;
+
+ModelConfig smollm2() {
+  ModelConfig c;
+  c.architecture = Architecture::kLlama;
+  c.vocab_size = 49152;
+  c.hidden_size = 576;
+  c.num_layers = 30;
+  c.num_heads = 9;
+  c.num_kv_heads = 3;
+  c.head_dim = 64;
+  c.intermediate_size = 1536;
+  c.layer_is_moe.assign(30, false);
+  c.tie_word_embeddings = true;
+  c.max_position_embeddings = 8192;
+  return c;
+}
+
+ModelConfig qwen3_layer() {
+  ModelConfig c;
+  c.architecture = Architecture::kQwen3Moe;
+  c.vocab_size = 151936;
+  c.hidden_size = 2048;
+  c.num_layers = 1;
+  c.num_heads = 32;
+  c.num_kv_heads = 4;
+  c.head_dim = 128;
+  c.intermediate_size = 6144;
+  c.num_experts = 128;
+  c.num_experts_per_token = 8;
+  c.moe_intermediate_size = 768;
+  c.layer_is_moe = {true};
+  c.qk_norm = true;
+  c.max_position_embeddings = 8192;
+  return c;
+}
+
+void shrink(ModelConfig& c) {
+  c.vocab_size = 320;
+  c.hidden_size = 128;
+  c.num_layers = std::min<int64_t>(c.num_layers, 2);
+  c.layer_is_moe.resize(static_cast<size_t>(c.num_layers));
+  c.num_heads = 4;
+  c.num_kv_heads = 2;
+  c.head_dim = 32;
+  c.intermediate_size = 192;
+  if (c.num_experts == 0) return;
+  c.num_experts = 8;
+  c.num_experts_per_token = 2;
+  c.moe_intermediate_size = 64;
+}
+
+}  // namespace
+
+std::vector<Shape> all_shapes(bool tiny) {
+  std::vector<Shape> shapes{{"SmolLM2-135M", smollm2(), 128, 512, 8192, 512},
+                            {"Qwen3-30B-A3B", qwen3_layer(), 128, 2048, 8192, 2048}};
+  if (!tiny) return shapes;
+  for (Shape& shape : shapes) {
+    shrink(shape.config);
+    shape.decode_rows = 4;
+    shape.context = shape.config.num_experts > 0 ? 528 : 32;  // with and without splits
+    shape.train_rows = 64;
+    shape.length = 32;
+  }
+  return shapes;
+}
+
+Sizes::Sizes(const ModelConfig& c, const Phase& phase)
+    : rows(phase.rows),
+      hidden(c.hidden_size),
+      q_width(c.num_heads * c.head_dim),
+      kv_width(c.num_kv_heads * c.head_dim),
+      heads(c.num_heads),
+      kv_heads(c.num_kv_heads),
+      head_dim(c.head_dim),
+      vocab(c.vocab_size),
+      moe(c.num_experts > 0),
+      experts(c.num_experts),
+      slots(c.num_experts_per_token),
+      sorted(moe ? phase.rows * slots : phase.rows),
+      width(moe ? c.moe_intermediate_size : c.intermediate_size) {}
+
+cuda::AttentionDims attention_dims(const ModelConfig& c) {
+  return {static_cast<int32_t>(c.num_heads), static_cast<int32_t>(c.num_kv_heads),
+          static_cast<int32_t>(c.head_dim), static_cast<int32_t>(c.head_dim),
+          static_cast<float>(attention_scale(c))};
+}
+
+HostBatch::HostBatch(const ModelConfig& config, const Phase& phase)
+    : pages_each(static_cast<int32_t>(phase.length / kernels::kPageSize)) {
+  const auto length = static_cast<int32_t>(phase.length);
+  for (int32_t r = 0; r < static_cast<int32_t>(phase.rows); ++r) {
+    tokens.push_back(static_cast<int32_t>((int64_t{r} * 7919 + 1) % config.vocab_size));
+    positions.push_back(phase.decode ? length - 1 : r % length);
+    rows.push_back(phase.decode ? r * length + length - 1 : r);
+  }
+  const auto count = static_cast<int32_t>(phase.sequences()) * pages_each;
+  for (int32_t page = 0; page < count; ++page) pages.push_back(page * kernels::kPageSize);
+}
+
+DeviceBatch::DeviceBatch(const Gpu& gpu, const ModelConfig& config, const Phase& phase) {
+  const HostBatch host(config, phase);
+  const auto length = static_cast<int32_t>(phase.length);
+  const int32_t step = phase.decode ? 1 : cuda::attention_tile_rows(attention_dims(config), false);
+  std::vector<int32_t> row_id(static_cast<size_t>(phase.rows));
+  std::iota(row_id.begin(), row_id.end(), 0);
+  std::vector<cuda::AttentionTile> tile;
+  std::vector<cuda::AttentionBackwardTile> backward_tile;
+  for (int32_t s = 0; s < static_cast<int32_t>(phase.sequences()); ++s) {
+    const int32_t page_begin = s * host.pages_each;
+    if (phase.decode) {
+      tile.push_back({s, 1, length - 1, page_begin});
+      continue;
+    }
+    for (int32_t at = 0; at < length; at += step) {
+      tile.push_back({s * length + at, std::min(step, length - at), at, page_begin});
+    }
+    for (int32_t at = 0; at < length; at += kBackwardTileRows) {
+      backward_tile.push_back({s * length, length, at});
+    }
+  }
+  tokens = gpu.upload(host.tokens);
+  positions = gpu.upload(host.positions);
+  rows = gpu.upload(host.rows);
+  row_ids = gpu.upload(row_id);
+  pages = gpu.upload(host.pages);
+  tiles = gpu.upload(tile);
+  num_tiles = static_cast<int32_t>(tile.size());
+  backward_tiles = gpu.upload(backward_tile);
+  num_backward_tiles = static_cast<int32_t>(backward_tile.size());
+  if (phase.decode) {
+    max_splits =
+        static_cast<int32_t>((phase.length + kernels::kAttentionSplit - 1) / kernels::kAttentionSplit);
+  }
+}
+
+Routed::Routed(Bench& bench, const ModelConfig& config, const Sizes& s) : rule(kernels::router_rule(config)) {
+  const Gpu& gpu = bench.gpu();
+  const auto ints = [&](int64_t count) {
+    return must(Memory::allocate(gpu.device(), static_cast<size_t>(count) * sizeof(int32_t)));
+  };
+  scores = ints(s.rows * s.experts);
+  weights = ints(s.sorted);
+  ids = ints(s.sorted);
+  offsets = ints(s.experts + 1);
+  tokens = ints(s.sorted);
+  slots = ints(s.sorted);
+  slot_rows = ints(s.sorted);
+  scratch = ints(cuda::sort_scratch(s.sorted, s.experts));
+  groups.tile_rows = cuda::group_tile_rows(s.sorted, s.experts);
+  groups.max_tiles = cuda::group_tiles_bound(s.sorted, s.experts, groups.tile_rows);
+  tiles =
+      must(Memory::allocate(gpu.device(), static_cast<size_t>(groups.max_tiles) * sizeof(cuda::GroupTile)));
+  num_tiles = ints(1);
+  groups.tiles = tiles.as<cuda::GroupTile>();
+  groups.num_tiles = num_tiles.as<int32_t>();
+  cuda::route(rule, bench.f32(s.rows * s.experts), s.rows, nullptr, false, scores.as<float>(),
+              ids.as<int32_t>(), weights.as<float>(), bench.stream());
+  cuda::sort_by_expert(
+      ids.as<int32_t>(), s.sorted, s.experts, s.slots,
+      {offsets.as<int32_t>(), tokens.as<int32_t>(), slots.as<int32_t>(), slot_rows.as<int32_t>()},
+      scratch.as<int32_t>(), bench.stream());
+  cuda::build_group_tiles(offsets.as<int32_t>(), static_cast<int32_t>(s.experts), groups.tile_rows,
+                          tiles.as<cuda::GroupTile>(), num_tiles.as<int32_t>(), bench.stream());
+  const std::vector<int32_t> begins = gpu.download<int32_t>(offsets, static_cast<size_t>(s.experts) + 1);
+  for (size_t e = 0; e + 1 < begins.size(); ++e) used_experts += begins[e + 1] > begins[e] ? 1 : 0;
+}
+
+}  // namespace layer_bench

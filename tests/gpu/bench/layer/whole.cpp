@@ -1,0 +1,177 @@
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+#include "kernels/formats/mxfp8_cuda.hpp"
+#include "kernels/formats/nvfp4_cuda.hpp"
+#include "kernels/sampler/sampler_cuda.hpp"
+#include "model/cuda_model.hpp"
+#include "operations.hpp"
+#include "precision/plan.hpp"
+#include "weights/manifest.hpp"
+
+namespace layer_bench {
+
+using namespace accord;
+using gpu_test::must;
+namespace cuda = kernels::cuda;
+
+namespace {
+
+constexpr int kSteps = 20;
+
+WeightManifest uniform_manifest(const ModelConfig& config, WeightFormat format) {
+  recipe::PrecisionPart part;
+  if (format != WeightFormat::kBF16) {
+    recipe::PrecisionConfig chosen;
+    chosen.name = "chosen";
+    chosen.format = format;
+    part.configs = {chosen};
+    part.matchers = {{"all", "*", chosen.name}};
+  }
+  return must(weights::build_manifest(config, must(precision::build_plan(config, part))));
+}
+
+// Random values through the device's quantizers.
+void fill_arena(Bench& bench, const WeightManifest& manifest, std::byte* arena) {
+  const Memory scratch =
+      must(Memory::allocate(bench.gpu().device(), formats::cuda::kAmaxScratch * sizeof(float)));
+  for (const WeightEntry& e : manifest.entries) {
+    int64_t count = 1;
+    for (const int64_t size : e.shape) count *= size;
+    BF16* const values = bench.bf16(count);
+    if (e.format == WeightFormat::kBF16) {
+      must(bench.gpu().stream().copy(arena + e.data_offset, values, static_cast<size_t>(e.data_bytes)));
+      continue;
+    }
+    const MatrixView x = matrix_view(values, e.shape[0], e.shape[1]);
+    auto* const data = reinterpret_cast<uint8_t*>(arena + e.data_offset);
+    auto* const scales = reinterpret_cast<uint8_t*>(arena + e.scale_offset);
+    if (e.format == WeightFormat::kMXFP8) {
+      formats::cuda::quantize_mxfp8_rows(x, data, scales, formats::Element::kE4M3, bench.stream());
+    } else {
+      formats::cuda::quantize_nvfp4(x, {}, {data, scales, reinterpret_cast<float*>(arena + e.outer_offset)},
+                                    nullptr, scratch.as<float>(), bench.stream());
+    }
+  }
+  bench.gpu().synchronize();
+}
+
+}  // namespace
+
+struct WholeModel::Impl {
+  explicit Impl(const Run& r)
+      : bench(r.bench),
+        config(r.config),
+        phase(r.phase),
+        host(r.config, r.phase),
+        device(r.bench.gpu(), config, phase) {
+    const Device& gpu = bench.gpu().device();
+    const WeightManifest manifest = uniform_manifest(config, kFormats[r.format]);
+    arena = must(Memory::allocate(gpu, static_cast<size_t>(manifest.arena_bytes)));
+    fill_arena(bench, manifest, arena.as<std::byte>());
+    model = must(model::CudaModel::create(config, must(model::bind_weights(config, manifest, arena.data())),
+                                          gpu, bench.gpu().stream()));
+    must(model->check_weights());
+    const KvWidths widths = kv_widths(config);
+    const int64_t cache_rows = phase.cache_rows();
+    for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+      BF16* const k = bench.bf16(cache_rows * widths.k);
+      caches.push_back(
+          model::kv_layer(config, Dtype::kBF16, cache_rows, k, bench.bf16(cache_rows * widths.v)));
+    }
+    for (int32_t s = 0; s < static_cast<int32_t>(phase.sequences()); ++s) {
+      const auto length = static_cast<int32_t>(phase.length);
+      const int32_t* pages = host.pages.data() + s * host.pages_each;
+      segments.push_back(phase.decode ? model::Segment{s, 1, length - 1, pages}
+                                      : model::Segment{s * length, length, 0, pages});
+    }
+    must(model->check(batch(), cache_rows));
+    must(model->set_batch(batch()));
+    if (!phase.decode) must(tape.reserve(gpu, config, 0, phase.rows));
+    x_memory =
+        must(Memory::allocate(gpu, static_cast<size_t>(phase.rows * config.hidden_size) * sizeof(BF16)));
+    x = matrix_view(x_memory.as<BF16>(), phase.rows, config.hidden_size);
+    if (!phase.decode) return;
+    logits = must(Memory::allocate(gpu, static_cast<size_t>(phase.rows * config.vocab_size) * sizeof(float)));
+    requests = bench.gpu().upload(
+        std::vector<cuda::DrawRequest>(static_cast<size_t>(phase.rows), cuda::DrawRequest{}));
+    const size_t bytes = static_cast<size_t>(phase.rows) * sizeof(cuda::DrawResult);
+    results = must(Memory::allocate(gpu, bytes));
+    results_host = must(Memory::allocate(gpu, bytes, MemoryKind::kPinned));
+  }
+
+  model::Batch batch() const { return {host.tokens, host.positions, host.rows, segments}; }
+
+  void layers() {
+    model->embed(x);
+    for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+      model->layer_forward(layer, caches[static_cast<size_t>(layer)], x, {}, phase.decode ? nullptr : &tape);
+    }
+  }
+
+  void step() {
+    layers();
+    const MatrixView out = matrix_view(logits.as<float>(), phase.rows, config.vocab_size);
+    must(model->logits(x, device.row_ids.as<int32_t>(), phase.rows, out));
+    cuda::draw_tokens(out, requests.as<cuda::DrawRequest>(), results.as<cuda::DrawResult>(), bench.stream());
+  }
+
+  // Every draw must have found finite logits.
+  void check_results() const {
+    const auto drawn = bench.gpu().download<cuda::DrawResult>(results, static_cast<size_t>(phase.rows));
+    for (const cuda::DrawResult& r : drawn) {
+      if (r.token < 0)
+        must(internal_error("a decode step drew no token: logit {} is not finite", r.bad_token));
+    }
+  }
+
+  Bench& bench;
+  const ModelConfig config;
+  const Phase phase;
+  const HostBatch host;
+  const DeviceBatch device;
+  Memory arena, x_memory, logits, requests, results, results_host;
+  MatrixView x;
+  std::unique_ptr<model::CudaModel> model;
+  std::vector<model::KvLayer> caches;
+  std::vector<model::Segment> segments;
+  model::CudaLayerTape tape;
+};
+
+WholeModel::WholeModel(const Run& run) : impl_(std::make_unique<Impl>(run)) {}
+WholeModel::~WholeModel() = default;
+
+double WholeModel::layer_seconds() {
+  Impl& m = *impl_;
+  m.model->embed(m.x);
+  const double all = m.bench.seconds([&] {
+    for (int64_t layer = 0; layer < m.config.num_layers; ++layer) {
+      m.model->layer_forward(layer, m.caches[static_cast<size_t>(layer)], m.x, {},
+                             m.phase.decode ? nullptr : &m.tape);
+    }
+  });
+  return all / static_cast<double>(m.config.num_layers);
+}
+
+double WholeModel::step_seconds(bool wait) {
+  Impl& m = *impl_;
+  if (!wait) {
+    const double seconds = m.bench.seconds([&] { m.step(); });
+    m.check_results();
+    return seconds;
+  }
+  std::vector<double> times;
+  for (int i = 0; i < kSteps; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    must(m.model->set_batch(m.batch()));
+    m.step();
+    must(m.bench.gpu().stream().copy(m.results_host.data(), m.results.data(), m.results.bytes()));
+    m.bench.gpu().synchronize();
+    times.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  std::sort(times.begin(), times.end());
+  return times[kSteps / 2];
+}
+
+}  // namespace layer_bench
