@@ -36,6 +36,7 @@ struct NcclConfig {
   int max_ctas = kDefault;
   const char* net_name = nullptr;
   int split_share = kDefault;
+  int traffic_class = kDefault;  // of a later version, which finds it in this one's padding
 };
 
 // Everything returns ncclResult_t. Tests put their own functions here.
