@@ -1,5 +1,7 @@
 // xxh3.hpp: sums of blocks of 1024 bytes (128 words: 32 lanes of a warp, two vectors of two words each), the
 // chain over the sums of an input (64 bytes a step) and its end.
+#include <algorithm>
+
 #include "kernels/cuda/launch.cuh"
 #include "kernels/digest/digest_cuda.hpp"
 
@@ -13,10 +15,12 @@ using xxh3::kLanes;
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kBlocksPerSm = 2;  // what keeps the memory busy; the rest of the device is for transfers
-constexpr int kAtOnce = 4;       // blocks whose loads a warp has under way
-constexpr int kVectors = 2;      // of 16 bytes, per thread and block
-constexpr int kSumsAtOnce = 8;   // loads of the chain under way: of four blocks each
+// Of the multiprocessors: enough for several times the speed of any link between devices. Transfers that run
+// at the same time need free ones to start on.
+constexpr int kShareOfDevice = 2;
+constexpr int kAtOnce = 4;      // blocks whose loads a warp has under way
+constexpr int kVectors = 2;     // of 16 bytes, per thread and block
+constexpr int kSumsAtOnce = 8;  // loads of the chain under way: of four blocks each
 constexpr int kBlocksPerLoad = kWarp / kLanes;
 
 __constant__ xxh3::Secret secret = xxh3::kSecret;
@@ -181,7 +185,8 @@ __global__ void __launch_bounds__(kThreads)
 void digest_blocks(const std::byte* base, const DigestInput* inputs, const DigestBlocks* pieces,
                    int64_t num_pieces, uint64_t* sums, StreamHandle stream) {
   if (num_pieces == 0) return;
-  const unsigned grid = gpu::strided_grid(gpu::ceil_div(num_pieces, kWarps), kBlocksPerSm);
+  const auto grid = static_cast<unsigned>(std::min<int64_t>(
+      gpu::ceil_div(num_pieces, kWarps), std::max(num_multiprocessors() / kShareOfDevice, 1)));
   blocks_kernel<<<grid, kThreads, 0, stream>>>(base, inputs, pieces, num_pieces, sums);
   check_launch("digest_blocks");
 }
