@@ -41,8 +41,8 @@ struct UpdateChannel {
   std::function<StatusOr<Vote>(Vote vote)> agree;
   // Where arenas and staging lie on devices: the arena's chunks. It may return before their bytes have moved;
   // `content_done` waits for all of them. Null: `broadcast`, which is done when it returns.
-  std::function<Status(void* data, int64_t bytes, int32_t root)> broadcast_content;
-  std::function<Status()> content_done;
+  std::function<Status(void* data, int64_t bytes, int32_t root)> broadcast_content{};
+  std::function<Status()> content_done{};
 };
 
 // How a receiver digests what arrives in its staging buffer, where that is not host memory.
@@ -73,7 +73,7 @@ struct UpdateContent {
   std::span<const std::string> digests;
   std::span<const int32_t> owners;  // the rank that sends each tensor; empty: rank 0 sends all
   // With broadcast_content and several senders: scratch for a chunk, in memory of the arena's kind.
-  std::span<std::byte> passing;
+  std::span<std::byte> passing{};
 };
 
 // Called by every sending rank; `arena` holds the tensors that this rank owns. Errors: a refusal (kInternal),
