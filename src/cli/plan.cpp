@@ -15,6 +15,7 @@
 #include "checkpoint/hf_config.hpp"
 #include "cli/commands.hpp"
 #include "cli/text_io.hpp"
+#include "controller/device_choice.hpp"
 #include "controller/engine_limits.hpp"
 #include "controller/model_rules.hpp"
 #include "controller/reference_policy.hpp"
@@ -191,11 +192,26 @@ Status add_trainer_memory(const DryRun& run, Memory& memory) {
   return absl::OkStatus();
 }
 
-StatusOr<Memory> memory_of(const DryRun& run) {
+// What a rollout worker may take for keys and values if the run started here now.
+int64_t cache_budget(DryRun& run) {
+  const auto devices = controller::choose_devices(run.recipe, controller::this_machine());
+  if (!devices.ok()) {
+    run.warnings.push_back(fmt::format("a run on this machine is refused: {}", message_of(devices.status())));
+    return controller::kAutoCacheBytes;
+  }
+  const auto found = list_cuda_devices();
+  if (!devices->cuda || !found.ok()) {
+    return controller::kAutoCacheBytes;
+  }
+  return controller::device_cache_bytes(found->front(), run.recipe.rollout.workers,
+                                        static_cast<int64_t>(found->size()));
+}
+
+StatusOr<Memory> memory_of(DryRun& run) {
   const int64_t row = kv_row_bytes(run.config, size_of(run.recipe.model.compute_dtype));
   Memory memory;
   memory.arena = run.manifest.arena_bytes;
-  memory.kv_cache = controller::kv_cache_rows(run.recipe, row) * row;
+  memory.kv_cache = controller::kv_cache_rows(run.recipe, row, cache_budget(run)) * row;
   ACCORD_RETURN_IF_ERROR(add_trainer_memory(run, memory));
   return memory;
 }

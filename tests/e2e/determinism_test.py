@@ -61,8 +61,7 @@ def case_workers_started_by_hand(t):
     recipe = t.recipe("remote", changes(t, 2))
     controller = t.start("controller", recipe, "--listen", "127.0.0.1:0")
     address = controller.address()
-    workers = [t.start("worker", "--pool", pool, "--rank", rank, "--controller", address, "--device",
-                       harness.DEVICE or "cpu")
+    workers = [t.start("worker", "--pool", pool, "--rank", rank, "--controller", address)
                for pool, rank in (("rollout", "1"), ("trainer", "0"), ("rollout", "0"))]
     controller.wait(expect=0)
     for worker in workers:

@@ -1,6 +1,7 @@
 """The loop on CUDA devices, or on the emulated ones of that build: rollout and trainer agree bit for bit, runs
 repeat, resume and replay; a changed byte in the device's memory shows. Skips where there is no device."""
 import json
+import re
 import signal
 
 import harness
@@ -97,11 +98,28 @@ def case_reference(t):
     require(run.steps()[2]["train/ref_kl"] != 0, "the second step is still the reference")
 
 
-def case_routing_replay_and_dense_backward(t):
+def case_backward_modes_with_preemptions(t):
+    """Long samples in a small cache, so that some are thrown out and computed again, in odd batches."""
     if not usable(t):
         return
-    run = train(t, "replay", {"algorithm.routing_replay": True, "run.steps": 2,
-                              "precision": {**harness.MXFP8, "backward": "quantized"}})
+    # An untrained policy does not end its answers, and has no reward to learn from.
+    small = {**ODD, "model.checkpoint": t.input("untrained"), "rollout.max_prompt_tokens": 24,
+             "rollout.max_response_tokens": 40, "rollout.kv_cache_tokens": 80, "rollout.prompts_per_step": 4,
+             "algorithm.entropy_coefficient": 0.01}
+    for name, plan in (("high_precision", harness.MXFP8), ("dequantized", harness.MXFP8), ("quantized", harness.MXFP8),
+                       ("nvfp4-dequantized", NVFP4), ("nvfp4-high_precision", NVFP4)):
+        run = train(t, name, {**small, "precision": {**plan, "backward": name.split("-")[-1]}})
+        check_equal(run, name)
+        logs = [harness.read(run.file(f"logs/rollout-{rank}.log")) for rank in range(2)]
+        preemptions = [int(n) for log in logs for n in re.findall(r"(\d+) preemptions", log)]
+        require(sum(preemptions) > 0, f"{name}: no sample was preempted")
+        t.note(f"{name}: equal_fraction 1 with {sum(preemptions)} preemptions")
+
+
+def case_routing_replay(t):
+    if not usable(t):
+        return
+    run = train(t, "replay", {"algorithm.routing_replay": True, "run.steps": 2})
     check_equal(run, "routing replay", steps=2)
     require_equal(run.steps()[2]["mismatch/expert_overlap"], 1, "expert overlap")
 

@@ -324,6 +324,8 @@ class Test:
 
     def start(self, *arguments):
         """The program in the background; killed at the end of the case if it still runs."""
+        if DEVICE and arguments[0] == "worker" and "--device" not in arguments:
+            arguments += ("--device", DEVICE)
         log_path = self.path(f"process-{len(self.processes)}.log")
         self.processes.append(Process([self.program, *arguments], log_path))
         return self.processes[-1]

@@ -31,7 +31,8 @@ def quickstart(t, name, recipe, *arguments):
     evaluation = {"name": "holdout", "path": data + "/holdout.jsonl", "samples": 4, "every": 25}
     t.accord("run", os.path.join(harness.SOURCE, "configs", recipe), "--set", f"run.dir={t.path(name)}",
              "--set", f"model.checkpoint={t.input('untrained')}", "--set", f"data.train.path={data}/train.jsonl",
-             "--set", f"sft.path={data}/sft.jsonl", "--set", f"data.eval={json.dumps([evaluation])}", *arguments,
+             "--set", f"sft.path={data}/sft.jsonl", "--set", f"data.eval={json.dumps([evaluation])}",
+             "--set", f"rollout.device={harness.DEVICE or 'auto'}", *arguments,
              timeout=PATIENCE)
     rows = harness.Run(t.path(name)).metrics()
     require(all(row["mismatch/equal_fraction"] == 1 for row in rows if row["step"] > 0),
