@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/dtype.hpp"
+#include "base/export_counts.hpp"
 #include "device/stream_handle.hpp"
 #include "kernels/adamw/adamw.hpp"
 #include "kernels/formats/health.hpp"
@@ -24,9 +25,10 @@ struct AdamwExport {
   BF16* bf16 = nullptr;
   uint8_t* mxfp8 = nullptr;
   uint8_t* mxfp8_scales = nullptr;
-  // *amax_bits = max(*amax_bits, bits of |new master|): an integer maximum, which has no order. 0x7f800000
-  // and more: not finite.
-  uint32_t* amax_bits = nullptr;
+  // *counts gets what was seen of the new masters, besides what it has: an integer maximum and integer sums,
+  // which have no order. `flushed` counts what BF16 made zero and, with MXFP8, what that made zero besides;
+  // `saturated` is MXFP8's. Null: nothing is counted.
+  ExportCounts* counts = nullptr;
 };
 void adamw_export(float* master, const float* gradient, float* exp_avg, float* exp_avg_sq,
                   const AdamwExport& exported, const AdamwFactors& factors, StreamHandle stream);

@@ -1,6 +1,7 @@
 #pragma once
 // One element of AdamW (adamw.hpp), one function for host and device.
 #include <cmath>
+#include <cstdint>
 
 #include "kernels/adamw/adamw.hpp"
 #include "kernels/math/host_device.hpp"
@@ -16,6 +17,12 @@ ACCORD_HOST_DEVICE inline void adamw_element(float& master, float gradient, floa
   exp_avg = m;
   exp_avg_sq = v;
   master = f.move ? moved : master;
+}
+
+// Whether BF16 makes zero of a value that is not zero, by the bits of its magnitude. Up to half of BF16's
+// least subnormal: the tie goes to zero.
+ACCORD_HOST_DEVICE inline bool flushed_by_bf16(uint32_t magnitude_bits) {
+  return magnitude_bits - 1U < 0x8000U;
 }
 
 }  // namespace accord::kernels

@@ -4,6 +4,7 @@
 //                       nothing but `count`.
 //   least index, largest magnitude, counts: integers, whose order means nothing.
 #include "kernels/adamw/adamw_cuda.hpp"
+#include "kernels/adamw/adamw_element.hpp"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/vector.cuh"
 
@@ -17,7 +18,6 @@ constexpr int kThreads = 256;
 constexpr int kBlocksPerSm = 8;
 constexpr int64_t kSquaresBlock = 1 << 14;  // elements
 constexpr uint32_t kInfBits = 0x7f800000u;
-constexpr uint32_t kLargestFlushed = 0x8000u;  // half of BF16's least subnormal: the tie goes to zero
 
 __device__ inline uint32_t magnitude_bits(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 
@@ -139,7 +139,7 @@ template <bool kAligned>
 __global__ void __launch_bounds__(kThreads) flushed_kernel(const float* x, int64_t count, Index* result) {
   int64_t flushed = 0;
   for_my_elements<kAligned>(x, count, [&](int64_t, float value) {
-    flushed += magnitude_bits(value) - 1U < kLargestFlushed ? 1 : 0;
+    flushed += kernels::flushed_by_bf16(magnitude_bits(value)) ? 1 : 0;
   });
 #pragma unroll
   for (int offset = kWarp / 2; offset > 0; offset /= 2) {

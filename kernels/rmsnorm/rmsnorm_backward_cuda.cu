@@ -180,18 +180,18 @@ __global__ void __launch_bounds__(kThreads, 2) chunk_kernel(Rows args, T* dx, in
 #pragma unroll
       for (int u = 0; u < kUnits; ++u) {
         const int v = first_vector + u * group_threads;
-        if (v >= vectors) {
-          continue;
-        }
-        if (g > 0) {
-          float before[kWide];
-          gpu::load_floats(column_sums + v * kWide, before);
+        if (v < vectors) {
+          if (g > 0) {
+            float before[kWide];
+            gpu::load_floats(column_sums + v * kWide, before);
 #pragma unroll
-          for (int j = 0; j < kWide; ++j) {
-            dweight[u][j] = before[j] + dweight[u][j];
+            for (int j = 0; j < kWide; ++j) {
+              dweight[u][j] = before[j] + dweight[u][j];
+            }
           }
+          gpu::store_rounded((g == groups - 1 ? partial : column_sums) + v * kWide, dweight[u]);
         }
-        gpu::store_rounded(g == groups - 1 ? partial + v * kWide : column_sums + v * kWide, dweight[u]);
+        __syncwarp();
       }
     }
     __syncthreads();

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <span>
 #include <string>
 
 #include "controller/update_channel.hpp"
@@ -41,6 +43,7 @@ StatusOr<std::unique_ptr<PublishedPolicy>> PublishedPolicy::create(const PolicyS
                                                                    PolicyArena& arena, ThreadPool& pool) {
   auto published = std::unique_ptr<PublishedPolicy>(new PublishedPolicy(policy, trainer, arena, pool));
   if (trainer.device().is_cuda()) {
+    ACCORD_RETURN_IF_ERROR(published->match_parameters());
     ACCORD_ASSIGN_OR_RETURN(const Device device, Device::open(trainer.device()));
     ACCORD_ASSIGN_OR_RETURN(published->exporter_,
                             weights::DeviceExporter::create(policy.manifest, policy.plan, device,
@@ -49,10 +52,36 @@ StatusOr<std::unique_ptr<PublishedPolicy>> PublishedPolicy::create(const PolicyS
   return published;
 }
 
+Status PublishedPolicy::match_parameters() {
+  std::map<std::string, size_t> places;
+  for (const ParamSpec& spec : trainer_.parameters()) {
+    places.emplace(spec.name, places.size());
+  }
+  for (const WeightEntry& entry : policy_.manifest.entries) {
+    const auto place = places.find(entry.name);
+    if (place == places.end()) {
+      return internal_error("{}: the trainer has no such parameter", entry.name);
+    }
+    parameters_.push_back(place->second);
+  }
+  return absl::OkStatus();
+}
+
 StatusOr<weights::ExportReport> PublishedPolicy::export_masters(bool to_host) {
   if (exporter_) {
-    return exporter_->run([this](const std::string& name) { return trainer_.device_master(name); },
-                          arena_.data(), to_host ? &arena_.host() : nullptr, pool_);
+    const weights::DeviceMasters masters = [this](const std::string& name) {
+      return trainer_.device_master(name);
+    };
+    weights::Arena* const host = to_host ? &arena_.host() : nullptr;
+    ACCORD_ASSIGN_OR_RETURN(const std::span<const ExportCounts> exported, trainer_.exported());
+    if (exported.empty()) {
+      return exporter_->run(masters, arena_.data(), host, pool_);
+    }
+    std::vector<ExportCounts> counts;
+    for (const size_t parameter : parameters_) {
+      counts.push_back(exported[parameter]);
+    }
+    return exporter_->finish(masters, counts, arena_.data(), host, pool_);
   }
   return weights::export_weights(
       policy_.manifest, policy_.plan,

@@ -25,10 +25,10 @@ class PublishedPolicy {
                                                            trainer::Trainer& trainer, PolicyArena& arena,
                                                            ThreadPool& pool);
 
-  // Quantizes the masters that this rank owns into its arena, where they lie. With a `group` (null: this rank
-  // is the pool) the others' bytes come from their owners, and are compared with the owners' digests. With
-  // `to_host` a device's bytes also come down to the arena's copy on the host, through which they go where
-  // the group has no device collectives.
+  // Quantizes the masters that this rank owns into its arena, where they lie; on a device only what the step,
+  // if there was one, left to quantize. With a `group` (null: this rank is the pool) the others' bytes come
+  // from their owners, and are compared with the owners' digests. With `to_host` a device's bytes also come
+  // down to the arena's copy on the host, through which they go where the group has no device collectives.
   Status publish(Communicator* group, bool to_host, Deadline deadline);
 
   // Of what was published last; manifest order.
@@ -38,6 +38,7 @@ class PublishedPolicy {
 
  private:
   PublishedPolicy(const PolicySetup& policy, trainer::Trainer& trainer, PolicyArena& arena, ThreadPool& pool);
+  Status match_parameters();
   StatusOr<weights::ExportReport> export_masters(bool to_host);
   Status exchange_records(Communicator& group, Deadline deadline);
   Status share_on_host(Communicator& group, Deadline deadline);
@@ -51,6 +52,7 @@ class PublishedPolicy {
   std::unique_ptr<DeviceUpdates> updates_;             // with device collectives
   std::vector<int32_t> owners_;                        // rank in the pool, per tensor
   std::vector<bool> owned_;                            // by this rank
+  std::vector<size_t> parameters_;                     // of the trainer, per tensor; on a device
   std::vector<bool> holds_;                            // empty: all
   std::vector<TensorRecord> records_;
 };

@@ -8,6 +8,7 @@
 
 #include "base/communicator.hpp"
 #include "base/deadline.hpp"
+#include "base/export_counts.hpp"
 #include "base/flow.hpp"
 #include "base/status.hpp"
 #include "device/stream.hpp"
@@ -59,8 +60,9 @@ class TrainingBackend {
   virtual Status clear_moments() = 0;
 
   // Trainer::bind_arena, connect_experts and share_originals.
-  virtual Status bind(const WeightManifest& manifest, const void* arena) = 0;
+  virtual Status bind(const WeightManifest& manifest, void* arena) = 0;
   virtual bool bound() const = 0;
+  virtual StatusOr<std::span<const ExportCounts>> exported() const { return std::span<const ExportCounts>(); }
   virtual Status set_expert_group(Communicator* group) = 0;
   virtual Status share_originals(Communicator& group, Deadline deadline) = 0;
 
@@ -80,8 +82,8 @@ class TrainingBackend {
   // parameter with one that is not finite, -1 if there is none.
   virtual StatusOr<double> gradient_squares() = 0;
   virtual StatusOr<int64_t> first_non_finite_gradient() = 0;
-  // Clips by the global norm and updates masters and moments (optimizer.hpp). Gradients read afterwards are
-  // the clipped ones.
+  // Clips by the global norm and updates masters and moments (optimizer.hpp), and on a device what exported()
+  // says of the arena. Gradients read afterwards are the clipped ones.
   virtual Status update(const recipe::OptimizerPart& optimizer, double norm, double lr, int64_t steps) = 0;
 };
 

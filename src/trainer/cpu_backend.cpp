@@ -51,7 +51,7 @@ class CpuBackend final : public TrainingBackend {
     return absl::OkStatus();
   }
 
-  Status bind(const WeightManifest& manifest, const void* arena) override;
+  Status bind(const WeightManifest& manifest, void* arena) override;
   bool bound() const override { return pass_ != nullptr; }
   Status set_expert_group(Communicator* group) override {
     if (model_ != nullptr) ACCORD_RETURN_IF_ERROR(model_->set_expert_group(group));
@@ -107,7 +107,7 @@ class CpuBackend final : public TrainingBackend {
   std::unique_ptr<Pass> pass_;
 };
 
-Status CpuBackend::bind(const WeightManifest& manifest, const void* arena) {
+Status CpuBackend::bind(const WeightManifest& manifest, void* arena) {
   const recipe::BackwardMode mode = workspace_.backward.mode;
   ACCORD_RETURN_IF_ERROR(check_backward(manifest, mode));
   ACCORD_RETURN_IF_ERROR(parameters_.bind(manifest, arena, mode != recipe::BackwardMode::kDequantized));

@@ -67,8 +67,12 @@ class CudaBackend final : public TrainingBackend {
     return parameters_->clear_moments();
   }
 
-  Status bind(const WeightManifest& manifest, const void* arena) override;
+  Status bind(const WeightManifest& manifest, void* arena) override;
   bool bound() const override { return pass_ != nullptr; }
+  StatusOr<std::span<const ExportCounts>> exported() const override {
+    ACCORD_RETURN_IF_ERROR(device_.make_current());
+    return parameters_->exported();
+  }
   Status set_expert_group(Communicator*) override {
     return internal_error("trainer: experts are not spread over ranks on CUDA");
   }
@@ -126,7 +130,7 @@ StatusOr<int64_t> CudaBackend::activation_budget() const {
   return std::max(free / kShareOfFree, kLeastActivationBytes);
 }
 
-Status CudaBackend::bind(const WeightManifest& manifest, const void* arena) {
+Status CudaBackend::bind(const WeightManifest& manifest, void* arena) {
   ACCORD_RETURN_IF_ERROR(device_.make_current());
   ACCORD_RETURN_IF_ERROR(check_backward(manifest, backward_.mode));
   ACCORD_RETURN_IF_ERROR(

@@ -1,6 +1,7 @@
 #pragma once
 // parameters.hpp on a CUDA device: flat fp32 arrays of masters, moments and gradients, and where bf16(master)
 // of each weight lies. Everything is in the order of one stream; copies to host memory wait.
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -8,10 +9,13 @@
 
 #include "base/communicator.hpp"
 #include "base/deadline.hpp"
+#include "base/export_counts.hpp"
 #include "device/device.hpp"
 #include "device/device_buffer.hpp"
+#include "device/memory.hpp"
 #include "device/stream.hpp"
 #include "device/thread_pool.hpp"
+#include "kernels/adamw/adamw.hpp"
 #include "recipe/recipe.hpp"
 #include "trainer/backend.hpp"
 #include "trainer/device_exchange.hpp"
@@ -35,8 +39,10 @@ class CudaParameters : public ParameterTable {
   Status clear_gradients();
   Status clear_moments();
 
-  // Parameters::bind; the arena is the device's.
-  Status bind(const WeightManifest& manifest, const void* arena, bool originals);
+  // Parameters::bind; the arena is the device's, and update() writes into it.
+  Status bind(const WeightManifest& manifest, void* arena, bool originals);
+  // Trainer::exported; waits for the stream.
+  StatusOr<std::span<const ExportCounts>> exported() const;
   // bf16(master) where it lies as such: BF16 weights in the arena, and copies of weights that this rank does
   // not own. Null: to be made from the master.
   const BF16* original(int64_t index) const { return originals_of_[static_cast<size_t>(index)]; }
@@ -51,17 +57,17 @@ class CudaParameters : public ParameterTable {
   void add_memory(TrainerMemory& memory) const;
 
  private:
-  // Owned tensors, one after the other, that decay alike: positions in the arrays of owned tensors.
-  struct Run {
-    int64_t begin = 0;
-    int64_t end = 0;
-    bool decays = false;
+  // Where a tensor that this rank owns lies in the arena: what the update writes of it.
+  struct Export {
+    WeightFormat format = WeightFormat::kBF16;
+    std::byte* data = nullptr;
+    uint8_t* scales = nullptr;
   };
 
   CudaParameters(ParameterTable table, const Device& device, const Stream& stream);
   float* owned_gradients() const;
   int64_t num_owned() const;  // elements, with padding
-  void find_runs();
+  Status update_tensor(int64_t index, const kernels::AdamwFactors& factors);
 
   const Device& device_;
   const Stream& stream_;
@@ -70,8 +76,11 @@ class CudaParameters : public ParameterTable {
   DeviceBuffer originals_;
   ShardLayout original_layout_;
   std::vector<const BF16*> originals_of_;  // per parameter
-  std::vector<Run> runs_;
-  DeviceBuffer sums_;            // of gradient_squares: the result, then scratch
+  std::vector<Export> exports_;            // per parameter, once an arena is bound
+  DeviceBuffer counts_;                    // ExportCounts per parameter
+  Memory counts_host_;                     // their copy
+  bool exported_ = false;                  // the arena holds what the last update wrote
+  DeviceBuffer sums_;                      // of gradient_squares: the result, then scratch
   float gradient_scale_ = 1.0F;  // of the last update's clipping, which the stored gradients do not have
 };
 

@@ -33,18 +33,10 @@ StatusOr<std::unique_ptr<CudaParameters>> CudaParameters::create(ParameterTable 
   const size_t scratch = static_cast<size_t>(cuda::squares_scratch(p->num_owned()));
   ACCORD_RETURN_IF_ERROR(p->sums_.ensure(device, (1 + scratch) * sizeof(double)));
   p->originals_of_.resize(static_cast<size_t>(p->count()));
-  p->find_runs();
+  const size_t counts = static_cast<size_t>(p->count()) * sizeof(ExportCounts);
+  ACCORD_RETURN_IF_ERROR(p->counts_.ensure(device, counts));
+  ACCORD_ASSIGN_OR_RETURN(p->counts_host_, Memory::allocate(device, counts, MemoryKind::kPinned));
   return p;
-}
-
-// Padding between tensors is zero everywhere and stays so under an update: a run needs no gaps.
-void CudaParameters::find_runs() {
-  for (const int64_t i : owned().own_parameters()) {
-    const int64_t begin = owned().offset(i);
-    const bool decaying = decays(i);
-    if (runs_.empty() || runs_.back().decays != decaying) runs_.push_back({begin, begin, decaying});
-    runs_.back().end = begin + spec(i).numel();
-  }
 }
 
 float* CudaParameters::values(StateKind kind, int64_t index) const {
@@ -80,6 +72,7 @@ Status CudaParameters::read(StateKind kind, int64_t index, std::span<float> out)
 }
 
 Status CudaParameters::write(StateKind kind, int64_t index, std::span<const float> in) {
+  if (kind == StateKind::kMaster) exported_ = false;
   ACCORD_RETURN_IF_ERROR(stream_.copy(values(kind, index), in.data(), in.size_bytes()));
   return stream_.synchronize();  // the caller's memory may go
 }
@@ -96,21 +89,26 @@ Status CudaParameters::clear_moments() {
   return absl::OkStatus();
 }
 
-Status CudaParameters::bind(const WeightManifest& manifest, const void* arena, bool originals) {
+Status CudaParameters::bind(const WeightManifest& manifest, void* arena, bool originals) {
+  exported_ = false;
   ACCORD_ASSIGN_OR_RETURN(const std::vector<const WeightEntry*> all, entries(manifest));
   if (shards().size() > 1) {
     ACCORD_ASSIGN_OR_RETURN(original_layout_, plan_originals(manifest, originals));
-    const size_t bytes = static_cast<size_t>(original_layout_.total()) * sizeof(BF16);
-    ACCORD_RETURN_IF_ERROR(originals_.ensure(device_, bytes));
-    ACCORD_RETURN_IF_ERROR(stream_.fill(originals_.data(), 0, bytes));
+    const size_t size = static_cast<size_t>(original_layout_.total()) * sizeof(BF16);
+    ACCORD_RETURN_IF_ERROR(originals_.ensure(device_, size));
+    ACCORD_RETURN_IF_ERROR(stream_.fill(originals_.data(), 0, size));
   }
+  auto* const bytes = static_cast<std::byte*>(arena);
+  exports_.clear();
   for (int64_t i = 0; i < count(); ++i) {
     const WeightEntry& entry = *all[static_cast<size_t>(i)];
+    exports_.push_back(
+        {entry.format, bytes + entry.data_offset, reinterpret_cast<uint8_t*>(bytes + entry.scale_offset)});
     const BF16*& original = originals_of_[static_cast<size_t>(i)];
     original = nullptr;
     if (!shards().holds(i) || entry.format == WeightFormat::kF32) continue;
     if (!is_low_precision(entry)) {
-      original = reinterpret_cast<const BF16*>(static_cast<const std::byte*>(arena) + entry.data_offset);
+      original = reinterpret_cast<const BF16*>(bytes + entry.data_offset);
     } else if (originals && !shards().owns(i)) {
       original = originals_.as<BF16>() + original_layout_.offset(i);
     }
@@ -171,23 +169,57 @@ StatusOr<int64_t> CudaParameters::first_non_finite_gradient() {
   return int64_t{-1};
 }
 
+// Padding between tensors is zero everywhere and stays so.
 Status CudaParameters::update(const recipe::OptimizerPart& optimizer, double norm, double lr, int64_t steps) {
+  exported_ = false;
   gradient_scale_ = clip_scale(norm, optimizer.clip_grad);
-  for (const Run& run : runs_) {
-    kernels::AdamwFactors factors = adamw_factors(optimizer, lr, steps, run.decays);
-    factors.scale = gradient_scale_;
-    cuda::adamw(masters_.as<float>() + run.begin, owned_gradients() + run.begin,
-                exp_avg_.as<float>() + run.begin, exp_avg_sq_.as<float>() + run.begin, run.end - run.begin,
-                factors, stream_.handle());
+  const size_t bytes = static_cast<size_t>(count()) * sizeof(ExportCounts);
+  ACCORD_RETURN_IF_ERROR(stream_.fill(counts_.data(), 0, bytes));
+  kernels::AdamwFactors decayed = adamw_factors(optimizer, lr, steps, true);
+  kernels::AdamwFactors not_decayed = adamw_factors(optimizer, lr, steps, false);
+  decayed.scale = gradient_scale_;
+  not_decayed.scale = gradient_scale_;
+  for (const int64_t i : owned().own_parameters()) {
+    ACCORD_RETURN_IF_ERROR(update_tensor(i, decays(i) ? decayed : not_decayed));
   }
+  ACCORD_RETURN_IF_ERROR(stream_.copy(counts_host_.data(), counts_.data(), bytes));
+  exported_ = !exports_.empty();
   return absl::OkStatus();
+}
+
+// The arena's bytes in the same pass.
+Status CudaParameters::update_tensor(int64_t index, const kernels::AdamwFactors& factors) {
+  float* const master = values(StateKind::kMaster, index);
+  const int64_t numel = spec(index).numel();
+  cuda::AdamwExport to;
+  to.cols = spec(index).shape.back();
+  to.rows = numel / to.cols;
+  to.counts = counts_.as<ExportCounts>() + index;
+  const Export none{WeightFormat::kNVFP4, nullptr, nullptr};
+  const Export& into = exports_.empty() ? none : exports_[static_cast<size_t>(index)];
+  if (into.format == WeightFormat::kBF16) to.bf16 = reinterpret_cast<BF16*>(into.data);
+  if (into.format == WeightFormat::kMXFP8) {
+    to.mxfp8 = reinterpret_cast<uint8_t*>(into.data);
+    to.mxfp8_scales = into.scales;
+  }
+  cuda::adamw_export(master, gradient(index), values(StateKind::kExpAvg, index),
+                     values(StateKind::kExpAvgSq, index), to, factors, stream_.handle());
+  if (into.format != WeightFormat::kF32) return absl::OkStatus();
+  return stream_.copy(into.data, master, float_bytes(numel));
+}
+
+StatusOr<std::span<const ExportCounts>> CudaParameters::exported() const {
+  if (!exported_) return std::span<const ExportCounts>();
+  ACCORD_RETURN_IF_ERROR(stream_.synchronize());
+  return std::span<const ExportCounts>(counts_host_.as<ExportCounts>(), static_cast<size_t>(count()));
 }
 
 void CudaParameters::add_memory(TrainerMemory& memory) const {
   memory.masters += static_cast<int64_t>(masters_.capacity());
   memory.moments += static_cast<int64_t>(exp_avg_.capacity() + exp_avg_sq_.capacity());
   memory.gradients += static_cast<int64_t>(gradients_.capacity());
-  memory.workspace += static_cast<int64_t>(originals_.capacity() + sums_.capacity()) + exchange_.bytes();
+  memory.workspace +=
+      static_cast<int64_t>(originals_.capacity() + sums_.capacity() + counts_.capacity()) + exchange_.bytes();
 }
 
 }  // namespace accord::trainer

@@ -103,9 +103,11 @@ Status Trainer::connect_experts(Communicator& group) {
   return absl::OkStatus();
 }
 
-Status Trainer::bind_arena(const WeightManifest& manifest, const void* arena) {
+Status Trainer::bind_arena(const WeightManifest& manifest, void* arena) {
   return impl_->backend->bind(manifest, arena);
 }
+
+StatusOr<std::span<const ExportCounts>> Trainer::exported() const { return impl_->backend->exported(); }
 
 DeviceId Trainer::device() const { return impl_->options.device; }
 const Stream* Trainer::stream() const { return impl_->backend->stream(); }

@@ -24,6 +24,7 @@
 
 #include "base/communicator.hpp"
 #include "base/deadline.hpp"
+#include "base/export_counts.hpp"
 #include "base/flow.hpp"
 #include "base/model_config.hpp"
 #include "base/status.hpp"
@@ -146,8 +147,18 @@ class Trainer {
   TrainerMemory memory() const;
 
   // The forward reads these bytes of the trainer's device, which must keep their address and hold
-  // Q(bf16(masters)) at every step. On a device they are written in stream(), or before the step begins.
-  Status bind_arena(const WeightManifest& manifest, const void* arena);
+  // Q(bf16(masters)) at every step. On a device they are written in stream(), or before the step begins; and
+  // a step that returns OK has itself written what exported() says.
+  Status bind_arena(const WeightManifest& manifest, void* arena);
+
+  // On a device, the update of a step writes into the arena, in the same pass, what needs no other pass: data
+  // and scales of the tensors that this rank owns, but for NVFP4 (whose outer scale comes from the largest
+  // magnitude of the new masters). Until the caller has exported those, too, and found all masters finite,
+  // the arena is of no version. What the export needs to know, per parameter in the order of parameters();
+  // zeros for those of other ranks. Waits for the device. Empty where nothing was written, or not any more
+  // (on the CPU, before the first step, after bind_arena and after masters were written): all is exported
+  // then.
+  StatusOr<std::span<const ExportCounts>> exported() const;
 
   // Copies a tensor that this rank owns into host memory; waits for the device. Errors (kInternal): there is
   // no such parameter, another rank owns it, or `out` has another size.
@@ -167,8 +178,8 @@ class Trainer {
   bool holds(std::string_view name) const;
   int32_t owner(std::string_view name) const;
 
-  // One optimizer step. An error leaves masters and moments as they were. A non-finite loss or gradient is
-  // an error (exit code kBadData) that names the step and the sample or tensor.
+  // One optimizer step. An error leaves masters, moments and the arena as they were. A non-finite loss or
+  // gradient is an error (exit code kBadData) that names the step and the sample or tensor.
   //
   // Collective. `samples` are this rank's, possibly none; `places` says where each stands among all samples
   // of the step (any numbers that differ between samples and ascend in the step's order), which is the order

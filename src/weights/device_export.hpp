@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "base/export_counts.hpp"
 #include "base/flow.hpp"
 #include "base/status.hpp"
 #include "device/device.hpp"
@@ -46,6 +48,14 @@ class DeviceExporter {
   // were checked. Errors: those of export_weights.
   virtual StatusOr<ExportReport> run(const DeviceMasters& masters, std::byte* arena, Arena* host,
                                      ThreadPool& pool) = 0;
+
+  // The same where an optimizer's update, earlier on the stream, has already written BF16, MXFP8 and F32
+  // tensors into `arena` and counted what it saw, per manifest entry: only NVFP4 tensors are read and
+  // quantized here. Masters that are not finite are refused likewise, but then `arena` holds a mix that
+  // nobody may use, while `host` is as it was. Errors besides those of run (kInternal): counts of another
+  // number of tensors.
+  virtual StatusOr<ExportReport> finish(const DeviceMasters& masters, std::span<const ExportCounts> counts,
+                                        std::byte* arena, Arena* host, ThreadPool& pool) = 0;
 };
 
 }  // namespace accord::weights

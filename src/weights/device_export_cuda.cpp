@@ -1,5 +1,6 @@
 // Per tensor: max |master| -> (host: all finite? outer scales of units) -> tiles of rows: bf16 -> quantizer
-// -> what it saw. Counters of all tensors lie in one block, copied down once per half.
+// -> what it saw. Counters of all tensors lie in one block, copied down once per half. After an update that
+// exported, max and counts are given, and only NVFP4 is left.
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -66,6 +67,8 @@ class CudaExporter final : public DeviceExporter {
   Status prepare();
   StatusOr<ExportReport> run(const DeviceMasters& masters, std::byte* arena, Arena* host,
                              ThreadPool& pool) override;
+  StatusOr<ExportReport> finish(const DeviceMasters& masters, std::span<const ExportCounts> counts,
+                                std::byte* arena, Arena* host, ThreadPool& pool) override;
 
  private:
   // A tensor's rows [begin, begin + rows) at a time.
@@ -73,6 +76,7 @@ class CudaExporter final : public DeviceExporter {
     const int64_t cols = matrix_shape(manifest_.entries[entry]).cols;
     return std::max<int64_t>(tile_elements_ / cols / kTileRows, 1) * kTileRows;
   }
+  bool has_outer_scale(size_t entry) const { return manifest_.entries[entry].format == WeightFormat::kNVFP4; }
   bool is_quantized(size_t entry) const {
     const WeightFormat format = manifest_.entries[entry].format;
     return format == WeightFormat::kMXFP8 || format == WeightFormat::kNVFP4;
@@ -87,14 +91,20 @@ class CudaExporter final : public DeviceExporter {
     return absl::OkStatus();
   }
 
-  Status find_masters(const DeviceMasters& masters);
-  Status check_finite();
+  Status begin(const DeviceMasters& masters, const Arena* host);
+  Status find_largest();
+  Status check_finite() const;
   Status set_outer_scales();
   Status write(size_t entry, std::byte* arena);
+  Status write_quantized(size_t entry, std::byte* arena);
   void quantize(size_t entry, std::byte* arena);
   Status copy_down(const std::byte* arena, Arena& host) const;
   StatusOr<std::vector<std::string>> digests_on_device(const std::byte* arena);
-  ExportReport report(const std::function<std::string(size_t)>& digest_of, ThreadPool& pool) const;
+  // The end of an export: copies, waits, digests. `counts`: of the update that exported, if one did.
+  StatusOr<ExportReport> complete(const std::byte* arena, Arena* host, std::span<const ExportCounts> counts,
+                                  ThreadPool& pool);
+  ExportReport report(const std::function<std::string(size_t)>& digest_of,
+                      std::span<const ExportCounts> counts, ThreadPool& pool) const;
 
   const WeightManifest& manifest_;
   const Device device_;
@@ -149,7 +159,11 @@ Status CudaExporter::prepare() {
   return stream_.synchronize();
 }
 
-Status CudaExporter::find_masters(const DeviceMasters& masters) {
+Status CudaExporter::begin(const DeviceMasters& masters, const Arena* host) {
+  if (host != nullptr && host->size() < manifest_.arena_bytes) {
+    return internal_error("an arena of {} bytes for weights of {}", host->size(), manifest_.arena_bytes);
+  }
+  ACCORD_RETURN_IF_ERROR(device_.make_current());
   return for_each_entry([&](size_t entry) {
     masters_[entry] = masters(manifest_.entries[entry].name);
     return masters_[entry] != nullptr
@@ -158,7 +172,7 @@ Status CudaExporter::find_masters(const DeviceMasters& masters) {
   });
 }
 
-Status CudaExporter::check_finite() {
+Status CudaExporter::find_largest() {
   const size_t entries = manifest_.entries.size();
   auto* const device = counters_.on_device<uint32_t>(counters_.largest);
   auto* const largest = counters_.on_host<uint32_t>(counters_.largest);
@@ -168,7 +182,11 @@ Status CudaExporter::check_finite() {
     return absl::OkStatus();
   }));
   ACCORD_RETURN_IF_ERROR(stream_.copy(largest, device, entries * sizeof(uint32_t)));
-  ACCORD_RETURN_IF_ERROR(stream_.synchronize());
+  return stream_.synchronize();
+}
+
+Status CudaExporter::check_finite() const {
+  const auto* const largest = counters_.on_host<uint32_t>(counters_.largest);
   return for_each_entry([&](size_t entry) -> Status {
     if (finite_in_bf16(largest[entry])) {
       return absl::OkStatus();
@@ -211,7 +229,12 @@ Status CudaExporter::write(size_t index, std::byte* arena) {
     kernels::cuda::round_to_bf16(masters_[index], count, reinterpret_cast<BF16*>(data), stream_.handle());
     return absl::OkStatus();
   }
+  return write_quantized(index, arena);
+}
+
+Status CudaExporter::write_quantized(size_t index, std::byte* arena) {
   quantize(index, arena);
+  const WeightEntry& entry = manifest_.entries[index];
   if (entry.outer_bytes == 0) {
     return absl::OkStatus();
   }
@@ -274,8 +297,24 @@ StatusOr<std::vector<std::string>> CudaExporter::digests_on_device(const std::by
   return digest_->digests();
 }
 
+StatusOr<ExportReport> CudaExporter::complete(const std::byte* arena, Arena* host,
+                                              std::span<const ExportCounts> counts, ThreadPool& pool) {
+  if (host != nullptr) {
+    ACCORD_RETURN_IF_ERROR(copy_down(arena, *host));
+  }
+  const size_t seen = counts.empty() ? counters_.largest : counters_.flushed;  // health, flushed; or health
+  ACCORD_RETURN_IF_ERROR(stream_.copy(counters_.host.data(), counters_.device.data(), seen));
+  ACCORD_RETURN_IF_ERROR(stream_.synchronize());
+  if (host != nullptr) {
+    return report([&](size_t index) { return tensor_digest(manifest_.entries[index], host->data()); }, counts,
+                  pool);
+  }
+  ACCORD_ASSIGN_OR_RETURN(const std::vector<std::string> digests, digests_on_device(arena));
+  return report([&](size_t index) { return digests[index]; }, counts, pool);
+}
+
 ExportReport CudaExporter::report(const std::function<std::string(size_t)>& digest_of,
-                                  ThreadPool& pool) const {
+                                  std::span<const ExportCounts> counts, ThreadPool& pool) const {
   ExportReport report;
   for (const WeightEntry& entry : manifest_.entries) {
     report.tensors.push_back({entry.name, "", 0.0, 0.0, 0.0});
@@ -289,9 +328,10 @@ ExportReport CudaExporter::report(const std::function<std::string(size_t)>& dige
       const MatrixShape shape = matrix_shape(entry);
       TileHealth total;
       if (entry.format != WeightFormat::kF32) {
-        total.flushed = flushed[index];
+        total = counts.empty() ? TileHealth{0, flushed[index]}
+                               : TileHealth{counts[index].saturated, counts[index].flushed};
       }
-      if (is_quantized(index)) {
+      if (counts.empty() ? is_quantized(index) : has_outer_scale(index)) {
         const auto tiles = static_cast<size_t>((shape.rows + tile_rows(index) - 1) / tile_rows(index));
         for (size_t tile = 0; tile < tiles; ++tile) {
           total.saturated += health[first_tile_[index] + tile].saturated;
@@ -311,25 +351,32 @@ ExportReport CudaExporter::report(const std::function<std::string(size_t)>& dige
 
 StatusOr<ExportReport> CudaExporter::run(const DeviceMasters& masters, std::byte* arena, Arena* host,
                                          ThreadPool& pool) {
-  if (host != nullptr && host->size() < manifest_.arena_bytes) {
-    return internal_error("an arena of {} bytes for weights of {}", host->size(), manifest_.arena_bytes);
-  }
-  ACCORD_RETURN_IF_ERROR(device_.make_current());
-  ACCORD_RETURN_IF_ERROR(find_masters(masters));
+  ACCORD_RETURN_IF_ERROR(begin(masters, host));
+  ACCORD_RETURN_IF_ERROR(find_largest());
   ACCORD_RETURN_IF_ERROR(check_finite());
   ACCORD_RETURN_IF_ERROR(set_outer_scales());
   ACCORD_RETURN_IF_ERROR(for_each_entry([&](size_t entry) { return write(entry, arena); }));
-  if (host != nullptr) {
-    ACCORD_RETURN_IF_ERROR(copy_down(arena, *host));
+  return complete(arena, host, {}, pool);
+}
+
+StatusOr<ExportReport> CudaExporter::finish(const DeviceMasters& masters,
+                                            std::span<const ExportCounts> counts, std::byte* arena,
+                                            Arena* host, ThreadPool& pool) {
+  if (counts.size() != manifest_.entries.size()) {
+    return internal_error("an export of {} tensors after an update of {}", manifest_.entries.size(),
+                          counts.size());
   }
-  ACCORD_RETURN_IF_ERROR(
-      stream_.copy(counters_.host.data(), counters_.device.data(), counters_.largest));  // health, flushed
-  ACCORD_RETURN_IF_ERROR(stream_.synchronize());
-  if (host != nullptr) {
-    return report([&](size_t index) { return tensor_digest(manifest_.entries[index], host->data()); }, pool);
+  ACCORD_RETURN_IF_ERROR(begin(masters, host));
+  auto* const largest = counters_.on_host<uint32_t>(counters_.largest);
+  for (size_t entry = 0; entry < counts.size(); ++entry) {
+    largest[entry] = counts[entry].largest_bits;
   }
-  ACCORD_ASSIGN_OR_RETURN(const std::vector<std::string> digests, digests_on_device(arena));
-  return report([&](size_t index) { return digests[index]; }, pool);
+  ACCORD_RETURN_IF_ERROR(check_finite());
+  ACCORD_RETURN_IF_ERROR(set_outer_scales());
+  ACCORD_RETURN_IF_ERROR(for_each_entry([&](size_t entry) {
+    return has_outer_scale(entry) ? write_quantized(entry, arena) : absl::OkStatus();
+  }));
+  return complete(arena, host, counts, pool);
 }
 
 }  // namespace

@@ -44,6 +44,7 @@ void adamw_export(float* master, const float* gradient, float* exp_avg, float* e
   if (count == 0) return;
   update_all(launch, master, gradient, exp_avg, exp_avg_sq, count, factors);
   const float* w = launch.at(master, count);
+  formats::QuantHealth health;
   if (exported.bf16 != nullptr) {
     emulation::store_row(w, count, launch.at(exported.bf16, count));
   } else if (exported.mxfp8 != nullptr) {
@@ -52,11 +53,16 @@ void adamw_export(float* master, const float* gradient, float* exp_avg, float* e
     emulation::store_row(w, count, rounded.data());
     formats::quantize_mxfp8_rows(
         matrix_view(rounded.data(), exported.rows, exported.cols), launch.at(exported.mxfp8, count),
-        launch.at(exported.mxfp8_scales, count / formats::kMxfp8Block), formats::Element::kE4M3);
+        launch.at(exported.mxfp8_scales, count / formats::kMxfp8Block), formats::Element::kE4M3, &health);
   }
-  if (exported.amax_bits != nullptr) {
-    uint32_t* amax = launch.at(exported.amax_bits, 1);
-    for (int64_t i = 0; i < count; ++i) *amax = std::max(*amax, magnitude_bits(w[i]));
+  if (exported.counts != nullptr) {
+    ExportCounts& counts = *launch.at(exported.counts, 1);
+    counts.saturated += health.saturated;
+    counts.flushed += health.flushed;
+    for (int64_t i = 0; i < count; ++i) {
+      counts.largest_bits = std::max(counts.largest_bits, magnitude_bits(w[i]));
+      counts.flushed += kernels::flushed_by_bf16(magnitude_bits(w[i])) ? 1 : 0;
+    }
   }
 }
 

@@ -158,7 +158,7 @@ TEST_CASE("AdamW with a learning rate of 0 leaves every master") {
   CHECK(changed == 0);
 }
 
-TEST_CASE("AdamW exports the bytes of the quantizer and the largest magnitude") {
+TEST_CASE("AdamW exports the bytes of the quantizer and counts as it does") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
   ThreadPool pool(2);
@@ -168,6 +168,8 @@ TEST_CASE("AdamW exports the bytes of the quantizer and the largest magnitude") 
   const Shape shapes[] = {{1, 32}, {33, 64}, {100, 576}, {7, 31}, {1, 576}, {300, 2048}};
   for (const Values kind : {Values::kOrdinary, Values::kHard}) {
     int64_t wrong = 0;
+    int64_t flushed = 0;
+    int64_t saturated = 0;
     for (const auto& [rows, cols] : shapes) {
       for (const AdamwFactors& factors : kAllFactors) {
         for (const size_t first : {0, 1}) {
@@ -179,16 +181,17 @@ TEST_CASE("AdamW exports the bytes of the quantizer and the largest magnitude") 
             const auto bf16 = allocate<BF16>(*gpu, n, first);
             const auto q = allocate<uint8_t>(*gpu, n, first);
             const auto scales = allocate<uint8_t>(*gpu, n / 32 + 1, first);
-            const bool amax = form != 1 || rows == 1;
-            const uint32_t before = rows == 33 ? magnitude(1e3F) : 0;
-            const Memory amax_bits = gpu->upload(std::vector<uint32_t>{before});
+            const bool counted = form != 1 || rows != 100;
+            ExportCounts want;
+            if (rows == 33) want = {5, 7, magnitude(1e3F)};
+            const Memory counts = gpu->upload(std::vector<ExportCounts>{want});
             cuda::AdamwExport exported;
             exported.rows = rows;
             exported.cols = cols;
             if (form == 1) exported.bf16 = bf16.data();
             if (form == 2) exported.mxfp8 = q.data();
             if (form == 2) exported.mxfp8_scales = scales.data();
-            if (amax) exported.amax_bits = amax_bits.as<uint32_t>();
+            if (counted) exported.counts = counts.as<ExportCounts>();
             cuda::adamw_export(d.master.data(), d.gradient.data(), d.exp_avg.data(), d.exp_avg_sq.data(),
                                exported, factors, gpu->handle());
             update_on_cpu(s, factors);
@@ -201,25 +204,36 @@ TEST_CASE("AdamW exports the bytes of the quantizer and the largest magnitude") 
             if (form == 2) {
               std::vector<uint8_t> want_q(n);
               std::vector<uint8_t> want_scales(n / 32);
+              formats::QuantHealth seen;
               formats::quantize_mxfp8_rows(matrix_view(rounded.data(), rows, cols), want_q.data(),
-                                           want_scales.data(), formats::Element::kE4M3);
+                                           want_scales.data(), formats::Element::kE4M3, &seen);
+              want.saturated += seen.saturated;
+              want.flushed += seen.flushed;
               wrong += different(download(*gpu, q, n), want_q) +
                        different(download(*gpu, scales, n / 32), want_scales);
             }
-            if (amax) {
-              uint32_t want = before;
-              for (const float x : s.master) want = std::max(want, magnitude(x));
-              const uint32_t got = gpu->download<uint32_t>(amax_bits, 1)[0];
+            if (counted) {
+              for (const float x : s.master) {
+                want.largest_bits = std::max(want.largest_bits, magnitude(x));
+                want.flushed += x != 0.0F && to_float(to_bf16(x)) == 0.0F ? 1 : 0;
+              }
+              flushed += want.flushed;
+              saturated += want.saturated;
+              const ExportCounts got = gpu->download<ExportCounts>(counts, 1)[0];
               // Of a NaN only that it is one.
-              wrong += (want > 0x7f800000u ? got > 0x7f800000u : got == want) ? 0 : 1;
+              const bool largest = want.largest_bits > 0x7f800000u ? got.largest_bits > 0x7f800000u
+                                                                   : got.largest_bits == want.largest_bits;
+              wrong += largest && got.flushed == want.flushed && got.saturated == want.saturated ? 0 : 1;
             }
           }
         }
       }
     }
-    std::printf("adamw export, %s values: %lld differ\n", kind == Values::kHard ? "hard" : "ordinary",
-                static_cast<long long>(wrong));
+    std::printf("adamw export, %s values: %lld differ; %lld flushed, %lld saturated\n",
+                kind == Values::kHard ? "hard" : "ordinary", static_cast<long long>(wrong),
+                static_cast<long long>(flushed), static_cast<long long>(saturated));
     CHECK(wrong == 0);
+    CHECK(flushed > 0);
   }
 }
 

@@ -56,7 +56,7 @@ void bench(const Gpu& gpu, int64_t elements) {
   const Memory exp_avg_sq = gpu.upload(values);
   const Memory out = gpu.allocate(bytes);
   const Memory scales = gpu.allocate(static_cast<size_t>(count / 32));
-  const Memory result = gpu.upload(std::vector<double>(1));
+  const Memory result = gpu.upload(std::vector<double>(4));
   const Memory scratch = gpu.allocate(static_cast<size_t>(cuda::squares_scratch(count)) * sizeof(double));
   std::vector<int32_t> offsets;
   for (int64_t g = 0; g <= kGroups; ++g) offsets.push_back(static_cast<int32_t>(rows * g / kGroups));
@@ -96,14 +96,14 @@ void bench(const Gpu& gpu, int64_t elements) {
   cuda::AdamwExport to;
   to.rows = rows;
   to.cols = kCols;
-  to.amax_bits = result.as<uint32_t>();
-  exported("amax", 0.0, to);
+  to.counts = result.as<ExportCounts>();
+  exported("counts", 0.0, to);
   to.bf16 = out.as<BF16>();
-  exported("amax, bf16", 2.0, to);
+  exported("counts, bf16", 2.0, to);
   to.bf16 = nullptr;
   to.mxfp8 = out.as<uint8_t>();
   to.mxfp8_scales = scales.as<uint8_t>();
-  exported("amax, mxfp8", 33.0 / 32, to);
+  exported("counts, mxfp8", 33.0 / 32, to);
 
   report("sum_of_squares", 4.0, [&] {
     cuda::sum_of_squares(gradient.as<float>(), count, result.as<double>(), scratch.as<double>(),

@@ -16,16 +16,25 @@ using trainer::TrainSample;
 
 TrainerCase::TrainerCase(const Gpu& gpu, DeviceId device, const std::string& model, WeightFormat format,
                          const TrainerOptions& options)
+    : TrainerCase(
+          gpu, device, model,
+          [&](const ModelConfig& config) {
+            // Its rows do not divide by the blocks of column-wise copies.
+            const bool quantized = options.backward == recipe::BackwardMode::kQuantized;
+            return uniform_plan(
+                config, format,
+                quantized ? std::vector<std::string>{"kv_a_proj_with_mqa"} : std::vector<std::string>{});
+          },
+          options) {}
+
+TrainerCase::TrainerCase(const Gpu& gpu, DeviceId device, const std::string& model, const MakePlan& plan,
+                         const TrainerOptions& options)
     : gpu_(gpu), pool_(2) {
   const std::string folder = model.substr(0, model.find(' '));
   const auto source = must(checkpoint::HfCheckpoint::open(test_data() + "/hf/" + folder));
   config_ = source.config();
   if (config_.has_mla()) config_.mla.form = folder == model ? MlaForm::kPlain : MlaForm::kAbsorbed;
-  // Its rows do not divide by the blocks of column-wise copies.
-  const bool quantized = options.backward == recipe::BackwardMode::kQuantized;
-  plan_ =
-      uniform_plan(config_, format,
-                   quantized ? std::vector<std::string>{"kv_a_proj_with_mqa"} : std::vector<std::string>{});
+  plan_ = plan(config_);
   manifest_ = must(weights::build_manifest(config_, plan_));
   host_ = must(weights::Arena::create(manifest_.arena_bytes));
   TrainerOptions with_plan = options;

@@ -1,6 +1,7 @@
 #pragma once
 // A trainer of one of the small checkpoints on a device, with its arena there, as a worker has them.
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -29,9 +30,16 @@ class TrainerCase {
   // weight that may be quantized has `format`.
   TrainerCase(const Gpu& gpu, accord::DeviceId device, const std::string& model, accord::WeightFormat format,
               const accord::trainer::TrainerOptions& options);
+  // With a plan for the model's weights.
+  using MakePlan = std::function<accord::precision::PrecisionPlan(const accord::ModelConfig& config)>;
+  TrainerCase(const Gpu& gpu, accord::DeviceId device, const std::string& model, const MakePlan& plan,
+              const accord::trainer::TrainerOptions& options);
 
   accord::trainer::Trainer& trainer() { return *trainer_; }
   const accord::ModelConfig& config() const { return config_; }
+  const accord::precision::PrecisionPlan& plan() const { return plan_; }
+  const accord::WeightManifest& manifest() const { return manifest_; }
+  const accord::Memory& arena() const { return arena_; }  // on a device
   bool decays(const accord::ParamSpec& spec) const;
   // Masters into the arena: those of this rank, or of all ranks of a pool, and bf16(master) is not shared.
   void export_weights();

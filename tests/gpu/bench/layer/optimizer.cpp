@@ -90,7 +90,7 @@ void optimizer_operations(const Run& run, Table& table) {
              to.mxfp8 = bench.out<uint8_t>(size);
              to.mxfp8_scales = bench.out<uint8_t>(size / 32);
            }
-           to.amax_bits = bench.out<uint32_t>(1);
+           to.counts = bench.out<ExportCounts>(1);
            cuda::adamw_export(bench.f32(size), bench.f32(size), bench.f32(size),
                               moments.as<float>() + turn++ % kMoments * largest, to, factors(),
                               bench.stream());
