@@ -5,7 +5,7 @@
 # Of a room's sources, those that this build compiles. Assertions stay on in the files under test.
 function(accord_emulated_sources list)
   set(sources ${${list}})
-  list(FILTER sources EXCLUDE REGEX "/device/backend_cuda\\.cpp$")
+  list(FILTER sources EXCLUDE REGEX "/(device/backend_cuda|comm/nccl_of_this_build)\\.cpp$")
   foreach(source ${sources})
     if(source MATCHES "_cuda\\.cpp$")
       set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS -UNDEBUG)
@@ -27,5 +27,8 @@ function(accord_emulate_cuda)
   target_sources(accord_device PRIVATE ${backend})
   target_sources(accord_kernels PRIVATE ${kernels})
   target_sources(accord_rollout PRIVATE ${sampler}) # it draws with that room's sampler
+  target_sources(accord_comm PRIVATE ${CMAKE_SOURCE_DIR}/tests/emulation/nccl.cpp
+    ${CMAKE_SOURCE_DIR}/tests/support/fake_nccl.cpp)
+  target_include_directories(accord_comm PRIVATE ${CMAKE_SOURCE_DIR}/tests)
   target_compile_definitions(accord_device PUBLIC ACCORD_WITH_CUDA=1 PRIVATE ACCORD_CUDA_EMULATED=1)
 endfunction()

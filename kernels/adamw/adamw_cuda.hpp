@@ -46,4 +46,14 @@ void max_abs_bits(const float* x, int64_t count, uint32_t* bits, StreamHandle st
 // *count_out = masters that are not zero and that BF16 rounds to zero.
 void flushed_by_bf16(const float* x, int64_t count, int64_t* count_out, StreamHandle stream);
 
+// sum[i] = ((0 + part_0[i]) + part_1[i]) + ... over the parts that reach so far, i < count of the longest.
+// `sum` may be one of the parts.
+struct OrderedParts {
+  static constexpr int kMost = 64;
+  int num = 0;
+  const float* data[kMost] = {};
+  int64_t count[kMost] = {};
+};
+void sum_in_order(const OrderedParts& parts, float* sum, StreamHandle stream);
+
 }  // namespace accord::kernels::cuda

@@ -14,6 +14,8 @@
 
 namespace accord {
 
+class DeviceCollectives;
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -38,6 +40,10 @@ class Communicator {
 
   // Returns when every rank has called it.
   virtual Status barrier(Deadline deadline) = 0;
+
+  // Collectives between device memory (device/collectives.hpp); null where the ranks have none, the same on
+  // all of them. Owned by this.
+  virtual DeviceCollectives* device_collectives() { return nullptr; }
 };
 
 }  // namespace accord

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "cli/commands.hpp"
+#include "comm/nccl_api.hpp"
 #include "device/device.hpp"
 
 namespace accord::cli {
@@ -26,6 +27,12 @@ std::vector<Row> rows_of(const std::vector<DeviceInfo>& devices) {
   return rows;
 }
 
+// NCCL, which connects several devices: its version, or why there is none.
+std::string nccl_text() {
+  const StatusOr<comm::NcclApi> nccl = comm::nccl_of_this_build();
+  return nccl.ok() ? nccl->origin : "none: " + std::string(message_of(nccl.status()));
+}
+
 void print_text(const std::vector<Row>& rows, const std::string& no_devices) {
   std::printf("%s\n", build_id().c_str());
   std::printf("cpu     %u threads\n", std::thread::hardware_concurrency());
@@ -40,6 +47,9 @@ void print_text(const std::vector<Row>& rows, const std::string& no_devices) {
         info.name.c_str(), info.major, info.minor, info.num_multiprocessors,
         static_cast<double>(info.free_bytes) / kGiB, static_cast<double>(info.total_bytes) / kGiB,
         info.bus_id.c_str(), rows[i].verdict.c_str());
+  }
+  if (kBuiltWithCuda) {
+    std::printf("nccl    %s\n", nccl_text().c_str());
   }
 }
 
@@ -61,6 +71,9 @@ void print_json(const std::vector<Row>& rows, const std::string& no_devices) {
                                    {"free_bytes", info.free_bytes},
                                    {"usable", rows[i].usable},
                                    {"verdict", rows[i].verdict}});
+  }
+  if (kBuiltWithCuda) {
+    out["nccl"] = nccl_text();
   }
   if (!no_devices.empty()) {
     out["cuda_unavailable"] = no_devices;

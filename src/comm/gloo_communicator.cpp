@@ -20,6 +20,7 @@
 #include <cstring>
 #include <functional>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -121,6 +122,9 @@ struct GlooCommunicator::Impl {
   std::shared_ptr<gloo::rendezvous::Context> context;  // null in a group of one
   Status broken;                                       // the first error
   std::vector<float> scratch;
+  std::byte watched{};  // what `watch` would receive; nobody sends it
+  std::unique_ptr<UnboundBuffer> watch;
+  std::thread watcher;
   // Of the operation in progress:
   Deadline deadline = Deadline::after(std::chrono::milliseconds(0));
   int peer = -1;
@@ -321,8 +325,8 @@ void GlooCommunicator::Impl::reduce_block(float* data, int64_t count) {
   }
 }
 
-StatusOr<std::unique_ptr<Communicator>> GlooCommunicator::create(const GlooOptions& options, Store& store,
-                                                                 Deadline deadline) {
+StatusOr<std::unique_ptr<GlooCommunicator>> GlooCommunicator::create(const GlooOptions& options, Store& store,
+                                                                     Deadline deadline) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
     return usage_error("communicator '{}': rank {} of {} does not exist", options.group, options.rank,
                        options.size);
@@ -357,11 +361,16 @@ StatusOr<std::unique_ptr<Communicator>> GlooCommunicator::create(const GlooOptio
                                options.interface.empty() ? options.hostname : options.interface, e.what());
     }
   }
-  return std::unique_ptr<Communicator>(new GlooCommunicator(std::move(impl)));
+  return std::unique_ptr<GlooCommunicator>(new GlooCommunicator(std::move(impl)));
 }
 
 GlooCommunicator::GlooCommunicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-GlooCommunicator::~GlooCommunicator() = default;
+GlooCommunicator::~GlooCommunicator() {
+  if (impl_->watcher.joinable()) {
+    impl_->watch->abortWaitRecv();
+    impl_->watcher.join();
+  }
+}
 int GlooCommunicator::rank() const { return impl_->options.rank; }
 int GlooCommunicator::size() const { return impl_->options.size; }
 
@@ -457,6 +466,34 @@ Status GlooCommunicator::barrier(Deadline deadline) {
     std::vector<std::byte> all(static_cast<size_t>(size()));
     impl_->all_gather(&here, 1, all.data());
   });
+}
+
+Status GlooCommunicator::watch_next(std::function<void()> lost) {
+  ACCORD_RETURN_IF_ERROR(impl_->broken);
+  if (size() == 1) {
+    return absl::OkStatus();
+  }
+  if (impl_->watch) {
+    return internal_error("communicator '{}' has a watch already", impl_->options.group);
+  }
+  try {
+    impl_->watch = impl_->context->createUnboundBuffer(&impl_->watched, sizeof(impl_->watched));
+    impl_->watch->recv((rank() + 1) % size(), impl_->next_slot());
+  } catch (const std::exception& e) {
+    return unavailable_error("communicator '{}', rank {} of {}: {}", impl_->options.group, rank(), size(),
+                             e.what());
+  }
+  impl_->watcher = std::thread([watch = impl_->watch.get(), lost = std::move(lost)] {
+    constexpr std::chrono::hours kNeverEnds(24 * 365);
+    try {
+      if (watch->waitRecv(kNeverEnds)) {
+        lost();  // a message that no rank sends: not one of ours
+      }
+    } catch (const std::exception&) {
+      lost();
+    }
+  });
+  return absl::OkStatus();
 }
 
 }  // namespace accord::comm

@@ -26,8 +26,8 @@ class GlooCommunicator : public Communicator {
   // Connects to all ranks of the group; `store` is used until this returns. Broken connections are errors,
   // not signals: the process ignores SIGPIPE from here on, unless it handles it. Errors: kUsage (options),
   // kUnavailable, kDeadlineExceeded.
-  static StatusOr<std::unique_ptr<Communicator>> create(const GlooOptions& options, Store& store,
-                                                        Deadline deadline);
+  static StatusOr<std::unique_ptr<GlooCommunicator>> create(const GlooOptions& options, Store& store,
+                                                            Deadline deadline);
   ~GlooCommunicator() override;
 
   int rank() const override;
@@ -38,6 +38,11 @@ class GlooCommunicator : public Communicator {
   Status all_to_all(const void* in, std::span<const int64_t> in_bytes, void* out,
                     std::span<const int64_t> out_bytes, Deadline deadline) override;
   Status barrier(Deadline deadline) override;
+
+  // Calls `lost` once, on another thread, when the connection to the next rank ends while this lives. Ranks
+  // that close their connections on a failure thus tell all others, round the ring. At most one watch; all
+  // ranks of the group ask for it, in the same place among their calls.
+  Status watch_next(std::function<void()> lost);
 
  private:
   struct Impl;

@@ -26,6 +26,11 @@ Status PolicyArena::upload() {
   return stream_->synchronize();
 }
 
+Status PolicyArena::take(const std::byte* from) {
+  ACCORD_RETURN_IF_ERROR(stream_->copy(memory_.data(), from, bytes()));
+  return stream_->synchronize();
+}
+
 Status PolicyArena::download() {
   if (!on_device()) {
     return absl::OkStatus();

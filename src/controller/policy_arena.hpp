@@ -29,6 +29,10 @@ class PolicyArena {
   Status upload();
   Status download();
 
+  // The policy becomes the bytes at `from`: the host's copy, or memory of the device. On a device, done when
+  // it returns.
+  Status take(const std::byte* from);
+
   // One byte where the policy reads it, changed to byte ^ mask, past the host's copy.
   Status corrupt(int64_t byte, std::byte mask);
 

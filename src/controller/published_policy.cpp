@@ -67,20 +67,21 @@ Status PublishedPolicy::match_parameters() {
   return absl::OkStatus();
 }
 
-StatusOr<weights::ExportReport> PublishedPolicy::export_masters() {
+StatusOr<weights::ExportReport> PublishedPolicy::export_masters(bool to_host) {
   if (exporter_) {
     const weights::DeviceMasters masters = [this](const std::string& name) {
       return trainer_.device_master(name);
     };
+    weights::Arena* const host = to_host ? &arena_.host() : nullptr;
     ACCORD_ASSIGN_OR_RETURN(const std::span<const ExportCounts> exported, trainer_.exported());
     if (exported.empty()) {
-      return exporter_->run(masters, arena_.data(), arena_.host(), pool_);
+      return exporter_->run(masters, arena_.data(), host, pool_);
     }
     std::vector<ExportCounts> counts;
     for (const size_t parameter : parameters_) {
       counts.push_back(exported[parameter]);
     }
-    return exporter_->finish(masters, counts, arena_.data(), arena_.host(), pool_);
+    return exporter_->finish(masters, counts, arena_.data(), host, pool_);
   }
   return weights::export_weights(
       policy_.manifest, policy_.plan,
@@ -88,16 +89,29 @@ StatusOr<weights::ExportReport> PublishedPolicy::export_masters() {
       arena_.host(), pool_, {.owned = owned_});
 }
 
-Status PublishedPolicy::publish(Communicator* group, Deadline deadline) {
-  ACCORD_ASSIGN_OR_RETURN(weights::ExportReport report, export_masters());
+Status PublishedPolicy::publish(Communicator* group, bool to_host, Deadline deadline) {
+  const bool through_host = group != nullptr && group->device_collectives() == nullptr;
+  ACCORD_ASSIGN_OR_RETURN(weights::ExportReport report, export_masters(to_host || through_host));
   records_.clear();
   for (weights::ExportedTensor& t : report.tensors) {
     records_.push_back({std::move(t.name), std::move(t.digest), t.amax, t.saturated, t.flushed});
   }
-  return group == nullptr ? absl::OkStatus() : exchange(*group, deadline);
+  if (group == nullptr) {
+    return absl::OkStatus();
+  }
+  ACCORD_RETURN_IF_ERROR(exchange_records(*group, deadline));
+  if (through_host) {
+    ACCORD_RETURN_IF_ERROR(share_on_host(*group, deadline));
+  } else {
+    ACCORD_RETURN_IF_ERROR(share_on_device(*group, deadline));
+    if (to_host) {
+      ACCORD_RETURN_IF_ERROR(arena_.download());
+    }
+  }
+  return trainer_.share_originals(deadline);
 }
 
-Status PublishedPolicy::exchange(Communicator& group, Deadline deadline) {
+Status PublishedPolicy::exchange_records(Communicator& group, Deadline deadline) {
   const size_t count = records_.size();
   std::vector<Record> mine(count);
   for (size_t i = 0; i < count; ++i) {
@@ -117,13 +131,29 @@ Status PublishedPolicy::exchange(Communicator& group, Deadline deadline) {
     records_[i].saturated = record.saturated;
     records_[i].flushed = record.flushed;
   }
+  return absl::OkStatus();
+}
+
+Status PublishedPolicy::share_on_host(Communicator& group, Deadline deadline) {
   ACCORD_RETURN_IF_ERROR(weights::share_arena(policy_.manifest, owners_, holds_, arena_.host().data(),
                                               weights::UpdateOptions{}.chunk_bytes,
                                               make_update_channel(group, deadline)));
   ACCORD_RETURN_IF_ERROR(
       weights::verify_tensors(policy_.manifest, arena_.host().data(), digests(), holds_, pool_));
-  ACCORD_RETURN_IF_ERROR(arena_.upload());
-  return trainer_.share_originals(deadline);
+  return arena_.upload();
+}
+
+// Exports are done when they return, so the channel's stream may read them.
+Status PublishedPolicy::share_on_device(Communicator& group, Deadline deadline) {
+  if (!updates_) {
+    ACCORD_ASSIGN_OR_RETURN(const Device device, Device::open(trainer_.device()));
+    ACCORD_ASSIGN_OR_RETURN(updates_, DeviceUpdates::create(policy_.manifest, device));
+  }
+  ACCORD_RETURN_IF_ERROR(weights::share_arena(policy_.manifest, owners_, holds_, arena_.data(),
+                                              DeviceUpdates::options(0).chunk_bytes,
+                                              updates_->channel(group, deadline)));
+  ACCORD_ASSIGN_OR_RETURN(const std::vector<std::string> found, updates_->digests_of(arena_.data()));
+  return weights::compare_digests(policy_.manifest, found, digests(), holds_);
 }
 
 std::vector<std::string> PublishedPolicy::digests() const {

@@ -40,7 +40,9 @@ class RolloutWorkerImpl final : public RolloutWorker {
  private:
   StatusOr<int64_t> cache_bytes() const;
   Status make_model();
+  StatusOr<weights::UpdateReport> receive(const SyncJob& job);
   std::span<std::byte> staging();
+  StatusOr<std::span<std::byte>> device_staging();
   Status corrupt_if_asked(uint64_t version);
 
   const int32_t rank_;
@@ -53,6 +55,7 @@ class RolloutWorkerImpl final : public RolloutWorker {
   std::unique_ptr<weights::UpdateReceiver> receiver_;
   std::unique_ptr<text::Tokenizer> tokenizer_;
   std::unique_ptr<ServedModel> model_;
+  std::unique_ptr<DeviceUpdates> updates_;  // where the group has device collectives
   std::unique_ptr<Communicator> group_;
   Buffer staging_;  // only on the CPU, where the KV cache is smaller than the arena
 
@@ -70,7 +73,7 @@ StatusOr<SetupReport> RolloutWorkerImpl::setup(const SetupJob& job) {
   ACCORD_ASSIGN_OR_RETURN(arena_, PolicyArena::create(device_, &stream_, policy_->manifest.arena_bytes));
   weights::UpdateReceiver::Copy copy;
   if (device_.is_cuda()) {
-    copy = [this](std::byte*, const std::byte*, int64_t) { return arena_->upload(); };  // from staging()
+    copy = [this](std::byte*, const std::byte* from, int64_t) { return arena_->take(from); };
   }
   receiver_ = std::make_unique<weights::UpdateReceiver>(policy_->manifest, arena_->data(), *pool_, copy);
   ACCORD_ASSIGN_OR_RETURN(tokenizer_, text::Tokenizer::load(recipe.model.checkpoint));
@@ -111,10 +114,17 @@ StatusOr<int64_t> RolloutWorkerImpl::cache_bytes() const {
 }
 
 Status RolloutWorkerImpl::join(const GroupJob& job) {
+  if (!policy_) {
+    return internal_error("join of group '{}' before setup", job.group);
+  }
   if (job.role != GroupRole::kWeights) {
     return internal_error("group '{}' is for trainers, this is a rollout worker", job.group);
   }
-  ACCORD_ASSIGN_OR_RETURN(group_, join_group(job, store_));
+  ACCORD_ASSIGN_OR_RETURN(group_, join_group(job, store_, device_));
+  updates_.reset();
+  if (group_->device_collectives() != nullptr) {
+    ACCORD_ASSIGN_OR_RETURN(updates_, DeviceUpdates::create(policy_->manifest, device_));
+  }
   return absl::OkStatus();
 }
 
@@ -123,19 +133,28 @@ StatusOr<SyncReport> RolloutWorkerImpl::sync(const SyncJob& job) {
     return internal_error("sync of version {} before setup and join", job.version);
   }
   ACCORD_RETURN_IF_ERROR(device_.make_current());
-  weights::UpdateOptions options;
-  options.version = job.version;
-  ACCORD_ASSIGN_OR_RETURN(
-      const weights::UpdateReport report,
-      receiver_->receive(staging(), options, make_update_channel(*group_, Deadline::after(job.timeout))));
+  ACCORD_ASSIGN_OR_RETURN(const weights::UpdateReport report, receive(job));
   ACCORD_RETURN_IF_ERROR(corrupt_if_asked(job.version));
   ACCORD_RETURN_IF_ERROR(model_->weights_changed());
   model_->engine().set_weight_version(report.version);
   return SyncReport{report.version, report.bytes, report.attempts};
 }
 
-// A device receives on the host. Otherwise the KV cache doubles as the receive buffer: nothing is generated
-// during a sync.
+StatusOr<weights::UpdateReport> RolloutWorkerImpl::receive(const SyncJob& job) {
+  const Deadline deadline = Deadline::after(job.timeout);
+  if (!updates_) {
+    weights::UpdateOptions options;
+    options.version = job.version;
+    return receiver_->receive(staging(), options, make_update_channel(*group_, deadline));
+  }
+  ACCORD_ASSIGN_OR_RETURN(const std::span<std::byte> staging, device_staging());
+  DeviceUpdates::Digest digest(*updates_, *group_, deadline);
+  return receiver_->receive(staging, DeviceUpdates::options(job.version),
+                            updates_->channel(*group_, deadline), &digest);
+}
+
+// Nothing is generated during a sync, so the KV cache doubles as the receive buffer where it is large enough.
+// A device without device collectives receives on the host.
 std::span<std::byte> RolloutWorkerImpl::staging() {
   const auto bytes = static_cast<size_t>(policy_->manifest.arena_bytes);
   if (arena_->on_device()) {
@@ -147,6 +166,15 @@ std::span<std::byte> RolloutWorkerImpl::staging() {
   }
   staging_.ensure(bytes);
   return {staging_.as<std::byte>(), staging_.capacity()};
+}
+
+StatusOr<std::span<std::byte>> RolloutWorkerImpl::device_staging() {
+  const int64_t bytes = policy_->manifest.arena_bytes;
+  const std::span<std::byte> cache = model_->engine().device_cache_memory();
+  if (static_cast<int64_t>(cache.size()) >= bytes) {
+    return cache;
+  }
+  return updates_->scratch(bytes);
 }
 
 StatusOr<HeldWeights> RolloutWorkerImpl::held_weights() {

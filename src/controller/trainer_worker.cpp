@@ -71,6 +71,7 @@ class TrainerWorkerImpl final : public TrainerWorker {
   Status ready() const;
   Status enter(Phase phase);
   Status publish(Deadline deadline);
+  StatusOr<weights::UpdateReport> send(const SyncJob& job);
   StatusOr<Metrics> train_samples(const TrainJob& job);
   void log_memory(uint64_t step);
   StatusOr<Metrics> sft_samples(const SftJob& job);
@@ -84,6 +85,7 @@ class TrainerWorkerImpl final : public TrainerWorker {
   const Device device_;
   std::optional<PolicySetup> policy_;
   std::unique_ptr<ThreadPool> pool_;
+  std::unique_ptr<DeviceUpdates> updates_;  // where weights_group_ has device collectives
   std::unique_ptr<Communicator> weights_group_;
   std::unique_ptr<Communicator> trainers_group_;  // of several trainers
   std::unique_ptr<Communicator> experts_group_;   // with expert parallelism
@@ -156,15 +158,19 @@ Status TrainerWorkerImpl::join(const GroupJob& job) {
   }
   switch (job.role) {
     case GroupRole::kWeights: {
-      ACCORD_ASSIGN_OR_RETURN(weights_group_, join_group(job, store_));
+      ACCORD_ASSIGN_OR_RETURN(weights_group_, join_group(job, store_, device_));
+      updates_.reset();
+      if (weights_group_->device_collectives() != nullptr) {
+        ACCORD_ASSIGN_OR_RETURN(updates_, DeviceUpdates::create(policy_->manifest, device_));
+      }
       return absl::OkStatus();
     }
     case GroupRole::kTrainers: {
-      ACCORD_ASSIGN_OR_RETURN(trainers_group_, join_group(job, store_));
+      ACCORD_ASSIGN_OR_RETURN(trainers_group_, join_group(job, store_, device_));
       return trainer_->connect(*trainers_group_);
     }
     case GroupRole::kExperts: {
-      ACCORD_ASSIGN_OR_RETURN(experts_group_, join_group(job, store_));
+      ACCORD_ASSIGN_OR_RETURN(experts_group_, join_group(job, store_, device_));
       return trainer_->connect_experts(*experts_group_);
     }
   }
@@ -199,7 +205,8 @@ Status TrainerWorkerImpl::publish(Deadline deadline) {
   if (fresh_) {
     return absl::OkStatus();
   }
-  ACCORD_RETURN_IF_ERROR(published_->publish(trainers_group_.get(), deadline));
+  const bool to_host = weights_group_ == nullptr || weights_group_->device_collectives() == nullptr;
+  ACCORD_RETURN_IF_ERROR(published_->publish(trainers_group_.get(), to_host, deadline));
   fresh_ = true;
   return absl::OkStatus();
 }
@@ -219,15 +226,28 @@ StatusOr<SyncReport> TrainerWorkerImpl::sync(const SyncJob& job) {
       return internal_error("sync of version {}, but the arena was not exported as that version",
                             job.version);
     }
-    const std::vector<std::string> digests = published_->digests();
-    weights::UpdateOptions options;
-    options.version = job.version;
-    ACCORD_ASSIGN_OR_RETURN(
-        const weights::UpdateReport report,
-        weights::send_update(policy_->manifest, arena_->host().data(), {digests, published_->owners()},
-                             options, make_update_channel(*weights_group_, Deadline::after(job.timeout))));
+    ACCORD_ASSIGN_OR_RETURN(const weights::UpdateReport report, send(job));
     return SyncReport{report.version, report.bytes, report.attempts};
   });
+}
+
+StatusOr<weights::UpdateReport> TrainerWorkerImpl::send(const SyncJob& job) {
+  const Deadline deadline = Deadline::after(job.timeout);
+  const std::vector<std::string> digests = published_->digests();
+  if (!updates_) {
+    weights::UpdateOptions options;
+    options.version = job.version;
+    return weights::send_update(policy_->manifest, arena_->host().data(), {digests, published_->owners(), {}},
+                                options, make_update_channel(*weights_group_, deadline));
+  }
+  ACCORD_RETURN_IF_ERROR(device_.make_current());
+  const weights::UpdateOptions options = DeviceUpdates::options(job.version);
+  std::span<std::byte> passing;
+  if (pool_size() > 1) {
+    ACCORD_ASSIGN_OR_RETURN(passing, updates_->scratch(options.chunk_bytes));
+  }
+  return weights::send_update(policy_->manifest, arena_->data(), {digests, published_->owners(), passing},
+                              options, updates_->channel(*weights_group_, deadline));
 }
 
 StatusOr<HeldWeights> TrainerWorkerImpl::held_weights() {

@@ -43,6 +43,7 @@ class CudaPolicy final : public Policy {
 
   Status reserve(int64_t cache_rows, int64_t max_batch_rows) override;
   std::span<std::byte> cache_memory() override { return {}; }
+  std::span<std::byte> device_cache_memory() override { return {cache_.as<std::byte>(), cache_.bytes()}; }
 
   Status begin() override { return device().make_current(); }
   Status end() override { return stream().synchronize(); }

@@ -243,6 +243,7 @@ StatusOr<std::vector<Sample>> Engine::generate(std::span<const Request> requests
 void Engine::set_weight_version(uint64_t version) { impl_->version = version; }
 uint64_t Engine::weight_version() const { return impl_->version; }
 std::span<std::byte> Engine::cache_memory() { return impl_->policy->cache_memory(); }
+std::span<std::byte> Engine::device_cache_memory() { return impl_->policy->device_cache_memory(); }
 const EngineStats& Engine::stats() const { return impl_->stats; }
 void Engine::reset_stats() { impl_->reset_stats(); }
 

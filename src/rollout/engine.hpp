@@ -100,8 +100,9 @@ class Engine {
   uint64_t weight_version() const;
 
   // The memory of the KV cache, free for other use (a weight update's receive buffer) between generates.
-  // Empty where it is a device's.
+  // Empty where it is a device's; the other one then has it.
   std::span<std::byte> cache_memory();
+  std::span<std::byte> device_cache_memory();
 
   const EngineStats& stats() const;  // since creation
   void reset_stats();

@@ -47,6 +47,8 @@ class Policy {
   virtual Status reserve(int64_t cache_rows, int64_t max_batch_rows) = 0;
   // The cache where it is memory of the host, free for other use between generates; else empty.
   virtual std::span<std::byte> cache_memory() = 0;
+  // The same where it is memory of a device.
+  virtual std::span<std::byte> device_cache_memory() { return {}; }
 
   // Around the calls below, which come from the thread that calls begin(). After end(), which follows an
   // error too, nothing of theirs runs any more: weights may change.

@@ -18,6 +18,7 @@
 #include "kernels/adamw/adamw.hpp"
 #include "recipe/recipe.hpp"
 #include "trainer/backend.hpp"
+#include "trainer/device_exchange.hpp"
 #include "trainer/parameter_table.hpp"
 
 namespace accord::trainer {
@@ -71,6 +72,7 @@ class CudaParameters : public ParameterTable {
   const Device& device_;
   const Stream& stream_;
   DeviceBuffer masters_, gradients_, exp_avg_, exp_avg_sq_;
+  DeviceExchange exchange_;  // where the ranks' devices are connected
   DeviceBuffer originals_;
   ShardLayout original_layout_;
   std::vector<const BF16*> originals_of_;  // per parameter

@@ -18,7 +18,7 @@ size_t float_bytes(int64_t elements) { return static_cast<size_t>(elements) * si
 }  // namespace
 
 CudaParameters::CudaParameters(ParameterTable table, const Device& device, const Stream& stream)
-    : ParameterTable(std::move(table)), device_(device), stream_(stream) {}
+    : ParameterTable(std::move(table)), device_(device), stream_(stream), exchange_(device, stream) {}
 
 StatusOr<std::unique_ptr<CudaParameters>> CudaParameters::create(ParameterTable table, const Device& device,
                                                                  const Stream& stream) {
@@ -117,6 +117,9 @@ Status CudaParameters::bind(const WeightManifest& manifest, void* arena, bool or
 }
 
 Status CudaParameters::reduce_gradients(Communicator& group, ThreadPool& pool, Deadline deadline) {
+  if (DeviceExchange::serves(group)) {
+    return exchange_.reduce_gradients(held(), gradients_.as<float>(), group, deadline);
+  }
   std::vector<float> host(static_cast<size_t>(held().total()));
   ACCORD_RETURN_IF_ERROR(stream_.copy(host.data(), gradients_.data(), host.size() * sizeof(float)));
   ACCORD_RETURN_IF_ERROR(stream_.synchronize());
@@ -127,6 +130,11 @@ Status CudaParameters::reduce_gradients(Communicator& group, ThreadPool& pool, D
 }
 
 Status CudaParameters::share_originals(Communicator& group, ThreadPool& pool, Deadline deadline) {
+  if (DeviceExchange::serves(group)) {
+    return exchange_.share_originals(
+        original_layout_, originals_.as<BF16>(), [this](int64_t i) { return master(i); },
+        [this](int64_t i) { return spec(i).numel(); }, group, deadline);
+  }
   std::map<int64_t, std::vector<float>> masters;
   for (const int64_t i : original_layout_.own_parameters()) {
     std::vector<float>& values = masters[i];
@@ -210,7 +218,8 @@ void CudaParameters::add_memory(TrainerMemory& memory) const {
   memory.masters += static_cast<int64_t>(masters_.capacity());
   memory.moments += static_cast<int64_t>(exp_avg_.capacity() + exp_avg_sq_.capacity());
   memory.gradients += static_cast<int64_t>(gradients_.capacity());
-  memory.workspace += static_cast<int64_t>(originals_.capacity() + sums_.capacity() + counts_.capacity());
+  memory.workspace +=
+      static_cast<int64_t>(originals_.capacity() + sums_.capacity() + counts_.capacity()) + exchange_.bytes();
 }
 
 }  // namespace accord::trainer

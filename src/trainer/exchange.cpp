@@ -14,31 +14,6 @@ constexpr int64_t kBlock = 1 << 14;  // elements per task
 
 using MasterOf = std::function<std::span<const float>(int64_t parameter)>;
 
-// The sizes of the rounds of one exchange. Every rank's rounds number the same.
-struct Rounds {
-  int64_t chunk = 0;  // elements per section and round
-  int64_t count = 0;
-
-  // The elements of a section of `length` that travel in a round.
-  int64_t elements(int64_t length, int64_t round) const {
-    return std::clamp<int64_t>(length - round * chunk, 0, chunk);
-  }
-};
-
-StatusOr<Rounds> plan_rounds(const ShardLayout& layout, Communicator& group, int64_t element_bytes,
-                             int64_t round_bytes, Deadline deadline) {
-  const int32_t rank = group.rank();
-  int64_t longest = 0;
-  for (int32_t r = 0; r < group.size(); ++r) {
-    if (r != rank) longest = std::max({longest, layout.section(r, rank), layout.section(rank, r)});
-  }
-  std::vector<int64_t> all(static_cast<size_t>(group.size()));
-  ACCORD_RETURN_IF_ERROR(group.all_gather(&longest, sizeof(longest), all.data(), deadline));
-  longest = *std::max_element(all.begin(), all.end());
-  const int64_t chunk = std::max<int64_t>(round_bytes / element_bytes / group.size(), 1);
-  return Rounds{chunk, (longest + chunk - 1) / chunk};
-}
-
 void for_blocks(ThreadPool& pool, int64_t total, const std::function<void(int64_t, int64_t)>& body) {
   pool.parallel_for((total + kBlock - 1) / kBlock, [&](int64_t block) {
     const int64_t begin = block * kBlock;
@@ -66,11 +41,29 @@ void read_own_section(const MasterOf& master_of, const ShardLayout& layout, int6
 
 }  // namespace
 
+int64_t ExchangeRounds::elements(int64_t length, int64_t round) const {
+  return std::clamp<int64_t>(length - round * chunk, 0, chunk);
+}
+
+StatusOr<ExchangeRounds> plan_rounds(const ShardLayout& layout, Communicator& group, int64_t element_bytes,
+                                     int64_t round_bytes, Deadline deadline) {
+  const int32_t rank = group.rank();
+  int64_t longest = 0;
+  for (int32_t r = 0; r < group.size(); ++r) {
+    if (r != rank) longest = std::max({longest, layout.section(r, rank), layout.section(rank, r)});
+  }
+  std::vector<int64_t> all(static_cast<size_t>(group.size()));
+  ACCORD_RETURN_IF_ERROR(group.all_gather(&longest, sizeof(longest), all.data(), deadline));
+  longest = *std::max_element(all.begin(), all.end());
+  const int64_t chunk = std::max<int64_t>(round_bytes / element_bytes / group.size(), 1);
+  return ExchangeRounds{chunk, (longest + chunk - 1) / chunk};
+}
+
 Status reduce_gradients(const ShardLayout& layout, float* gradients, Communicator& group, ThreadPool& pool,
                         Deadline deadline, int64_t round_bytes) {
   const int32_t rank = group.rank();
   const size_t size = static_cast<size_t>(group.size());
-  ACCORD_ASSIGN_OR_RETURN(const Rounds rounds,
+  ACCORD_ASSIGN_OR_RETURN(const ExchangeRounds rounds,
                           plan_rounds(layout, group, sizeof(float), round_bytes, deadline));
   float* const own = gradients + layout.section_begin(rank);
   std::vector<int64_t> in_bytes(size), out_bytes(size), counts(size);
@@ -111,7 +104,7 @@ Status share_originals(const ShardLayout& layout, BF16* originals, const MasterO
                        Communicator& group, ThreadPool& pool, Deadline deadline, int64_t round_bytes) {
   const int32_t rank = group.rank();
   const size_t size = static_cast<size_t>(group.size());
-  ACCORD_ASSIGN_OR_RETURN(const Rounds rounds,
+  ACCORD_ASSIGN_OR_RETURN(const ExchangeRounds rounds,
                           plan_rounds(layout, group, sizeof(BF16), round_bytes, deadline));
   std::vector<int64_t> in_bytes(size), out_bytes(size);
   Buffer sent, received, own;

@@ -31,4 +31,15 @@ Status share_originals(const ShardLayout& layout, BF16* originals,
                        Communicator& group, ThreadPool& pool, Deadline deadline,
                        int64_t round_bytes = kRoundBytes);
 
+// The sizes of the rounds of one exchange. Every rank's rounds number the same.
+struct ExchangeRounds {
+  int64_t chunk = 0;  // elements per section and round
+  int64_t count = 0;
+
+  // The elements of a section of `length` that travel in a round.
+  int64_t elements(int64_t length, int64_t round) const;
+};
+StatusOr<ExchangeRounds> plan_rounds(const ShardLayout& layout, Communicator& group, int64_t element_bytes,
+                                     int64_t round_bytes, Deadline deadline);
+
 }  // namespace accord::trainer

@@ -43,9 +43,10 @@ class DeviceExporter {
   virtual ~DeviceExporter() = default;
 
   // Q(bf16(master)) into `arena` (of the device), and the bytes of what was exported from there into `host`,
-  // whose digests the report has. The masters come from work on the same stream, or are complete. No byte of
-  // either arena changes before all masters were checked. Errors: those of export_weights.
-  virtual StatusOr<ExportReport> run(const DeviceMasters& masters, std::byte* arena, Arena& host,
+  // whose digests the report has. Without a `host` (null) the digests are taken on the device. The masters
+  // come from work on the same stream, or are complete. No byte of either arena changes before all masters
+  // were checked. Errors: those of export_weights.
+  virtual StatusOr<ExportReport> run(const DeviceMasters& masters, std::byte* arena, Arena* host,
                                      ThreadPool& pool) = 0;
 
   // The same where an optimizer's update, earlier on the stream, has already written BF16, MXFP8 and F32
@@ -54,7 +55,7 @@ class DeviceExporter {
   // nobody may use, while `host` is as it was. Errors besides those of run (kInternal): counts of another
   // number of tensors.
   virtual StatusOr<ExportReport> finish(const DeviceMasters& masters, std::span<const ExportCounts> counts,
-                                        std::byte* arena, Arena& host, ThreadPool& pool) = 0;
+                                        std::byte* arena, Arena* host, ThreadPool& pool) = 0;
 };
 
 }  // namespace accord::weights

@@ -11,6 +11,7 @@
 #include "kernels/formats/mxfp8_cuda.hpp"
 #include "kernels/formats/nvfp4_cuda.hpp"
 #include "kernels/linear/linear_backward_cuda.hpp"
+#include "weights/device_digest.hpp"
 #include "weights/device_export.hpp"
 #include "weights/digest.hpp"
 #include "weights/export_units.hpp"
@@ -64,10 +65,10 @@ class CudaExporter final : public DeviceExporter {
         tile_elements_(tile_elements) {}
 
   Status prepare();
-  StatusOr<ExportReport> run(const DeviceMasters& masters, std::byte* arena, Arena& host,
+  StatusOr<ExportReport> run(const DeviceMasters& masters, std::byte* arena, Arena* host,
                              ThreadPool& pool) override;
   StatusOr<ExportReport> finish(const DeviceMasters& masters, std::span<const ExportCounts> counts,
-                                std::byte* arena, Arena& host, ThreadPool& pool) override;
+                                std::byte* arena, Arena* host, ThreadPool& pool) override;
 
  private:
   // A tensor's rows [begin, begin + rows) at a time.
@@ -90,7 +91,7 @@ class CudaExporter final : public DeviceExporter {
     return absl::OkStatus();
   }
 
-  Status begin(const DeviceMasters& masters, const Arena& host);
+  Status begin(const DeviceMasters& masters, const Arena* host);
   Status find_largest();
   Status check_finite() const;
   Status set_outer_scales();
@@ -98,7 +99,12 @@ class CudaExporter final : public DeviceExporter {
   Status write_quantized(size_t entry, std::byte* arena);
   void quantize(size_t entry, std::byte* arena);
   Status copy_down(const std::byte* arena, Arena& host) const;
-  ExportReport report(const Arena& host, std::span<const ExportCounts> counts, ThreadPool& pool) const;
+  StatusOr<std::vector<std::string>> digests_on_device(const std::byte* arena);
+  // The end of an export: copies, waits, digests. `counts`: of the update that exported, if one did.
+  StatusOr<ExportReport> complete(const std::byte* arena, Arena* host, std::span<const ExportCounts> counts,
+                                  ThreadPool& pool);
+  ExportReport report(const std::function<std::string(size_t)>& digest_of,
+                      std::span<const ExportCounts> counts, ThreadPool& pool) const;
 
   const WeightManifest& manifest_;
   const Device device_;
@@ -109,7 +115,8 @@ class CudaExporter final : public DeviceExporter {
   std::vector<size_t> first_tile_;     // per entry
   std::vector<ArenaSpan> spans_;       // what is exported
   Counters counters_;
-  Memory narrowed_;  // a tile in BF16
+  std::unique_ptr<DeviceDigest> digest_;  // from the first export without the host on
+  Memory narrowed_;                       // a tile in BF16
   Memory health_scratch_;
 };
 
@@ -152,9 +159,9 @@ Status CudaExporter::prepare() {
   return stream_.synchronize();
 }
 
-Status CudaExporter::begin(const DeviceMasters& masters, const Arena& host) {
-  if (host.size() < manifest_.arena_bytes) {
-    return internal_error("an arena of {} bytes for weights of {}", host.size(), manifest_.arena_bytes);
+Status CudaExporter::begin(const DeviceMasters& masters, const Arena* host) {
+  if (host != nullptr && host->size() < manifest_.arena_bytes) {
+    return internal_error("an arena of {} bytes for weights of {}", host->size(), manifest_.arena_bytes);
   }
   ACCORD_RETURN_IF_ERROR(device_.make_current());
   return for_each_entry([&](size_t entry) {
@@ -275,9 +282,39 @@ Status CudaExporter::copy_down(const std::byte* arena, Arena& host) const {
   return absl::OkStatus();
 }
 
-// `counts`: of the update that exported, if one did.
-ExportReport CudaExporter::report(const Arena& host, std::span<const ExportCounts> counts,
-                                  ThreadPool& pool) const {
+StatusOr<std::vector<std::string>> CudaExporter::digests_on_device(const std::byte* arena) {
+  if (!digest_) {
+    std::vector<bool> chosen(manifest_.entries.size(), false);
+    ACCORD_RETURN_IF_ERROR(for_each_entry([&](size_t entry) {
+      chosen[entry] = true;
+      return absl::OkStatus();
+    }));
+    ACCORD_ASSIGN_OR_RETURN(digest_, DeviceDigest::create(manifest_, device_, {.chosen = std::move(chosen)}));
+  }
+  ACCORD_RETURN_IF_ERROR(digest_->begin(arena));
+  ACCORD_RETURN_IF_ERROR(digest_->end(stream_));
+  ACCORD_RETURN_IF_ERROR(digest_->stream().synchronize());
+  return digest_->digests();
+}
+
+StatusOr<ExportReport> CudaExporter::complete(const std::byte* arena, Arena* host,
+                                              std::span<const ExportCounts> counts, ThreadPool& pool) {
+  if (host != nullptr) {
+    ACCORD_RETURN_IF_ERROR(copy_down(arena, *host));
+  }
+  const size_t seen = counts.empty() ? counters_.largest : counters_.flushed;  // health, flushed; or health
+  ACCORD_RETURN_IF_ERROR(stream_.copy(counters_.host.data(), counters_.device.data(), seen));
+  ACCORD_RETURN_IF_ERROR(stream_.synchronize());
+  if (host != nullptr) {
+    return report([&](size_t index) { return tensor_digest(manifest_.entries[index], host->data()); }, counts,
+                  pool);
+  }
+  ACCORD_ASSIGN_OR_RETURN(const std::vector<std::string> digests, digests_on_device(arena));
+  return report([&](size_t index) { return digests[index]; }, counts, pool);
+}
+
+ExportReport CudaExporter::report(const std::function<std::string(size_t)>& digest_of,
+                                  std::span<const ExportCounts> counts, ThreadPool& pool) const {
   ExportReport report;
   for (const WeightEntry& entry : manifest_.entries) {
     report.tensors.push_back({entry.name, "", 0.0, 0.0, 0.0});
@@ -303,7 +340,7 @@ ExportReport CudaExporter::report(const Arena& host, std::span<const ExportCount
       }
       const auto numel = static_cast<double>(shape.rows * shape.cols);
       ExportedTensor& tensor = report.tensors[index];
-      tensor.digest = tensor_digest(entry, host.data());
+      tensor.digest = digest_of(index);
       tensor.amax = outer_amax(largest[index]);
       tensor.saturated = static_cast<double>(total.saturated) / numel;
       tensor.flushed = static_cast<double>(total.flushed) / numel;
@@ -312,23 +349,19 @@ ExportReport CudaExporter::report(const Arena& host, std::span<const ExportCount
   return report;
 }
 
-StatusOr<ExportReport> CudaExporter::run(const DeviceMasters& masters, std::byte* arena, Arena& host,
+StatusOr<ExportReport> CudaExporter::run(const DeviceMasters& masters, std::byte* arena, Arena* host,
                                          ThreadPool& pool) {
   ACCORD_RETURN_IF_ERROR(begin(masters, host));
   ACCORD_RETURN_IF_ERROR(find_largest());
   ACCORD_RETURN_IF_ERROR(check_finite());
   ACCORD_RETURN_IF_ERROR(set_outer_scales());
   ACCORD_RETURN_IF_ERROR(for_each_entry([&](size_t entry) { return write(entry, arena); }));
-  ACCORD_RETURN_IF_ERROR(copy_down(arena, host));
-  ACCORD_RETURN_IF_ERROR(
-      stream_.copy(counters_.host.data(), counters_.device.data(), counters_.largest));  // health, flushed
-  ACCORD_RETURN_IF_ERROR(stream_.synchronize());
-  return report(host, {}, pool);
+  return complete(arena, host, {}, pool);
 }
 
 StatusOr<ExportReport> CudaExporter::finish(const DeviceMasters& masters,
                                             std::span<const ExportCounts> counts, std::byte* arena,
-                                            Arena& host, ThreadPool& pool) {
+                                            Arena* host, ThreadPool& pool) {
   if (counts.size() != manifest_.entries.size()) {
     return internal_error("an export of {} tensors after an update of {}", manifest_.entries.size(),
                           counts.size());
@@ -343,11 +376,7 @@ StatusOr<ExportReport> CudaExporter::finish(const DeviceMasters& masters,
   ACCORD_RETURN_IF_ERROR(for_each_entry([&](size_t entry) {
     return has_outer_scale(entry) ? write_quantized(entry, arena) : absl::OkStatus();
   }));
-  ACCORD_RETURN_IF_ERROR(copy_down(arena, host));
-  ACCORD_RETURN_IF_ERROR(
-      stream_.copy(counters_.host.data(), counters_.device.data(), counters_.flushed));  // health
-  ACCORD_RETURN_IF_ERROR(stream_.synchronize());
-  return report(host, counts, pool);
+  return complete(arena, host, counts, pool);
 }
 
 }  // namespace

@@ -89,16 +89,22 @@ std::string difference(const Offer& offer, const Offer& expected) {
 
 // Every byte of the arena from the rank that owns it, in chunks. `place` says where a chunk goes to, or comes
 // from on its owner.
+// After each chunk `arrived` (may be empty) learns up to where the arena is there.
 Status transfer(const WeightManifest& manifest, std::span<const int32_t> owners, int64_t chunk_bytes,
-                const UpdateChannel& channel, const std::function<std::byte*(const ArenaSpan&)>& place) {
+                const UpdateChannel& channel, const std::function<std::byte*(const ArenaSpan&)>& place,
+                const std::function<Status(int64_t end)>& arrived) {
+  const auto& broadcast = channel.broadcast_content ? channel.broadcast_content : channel.broadcast;
   for (const ArenaSpan& chunk : chunks_of(arena_spans(manifest, owners), chunk_bytes)) {
-    const Status status = channel.broadcast(place(chunk), chunk.end - chunk.begin, chunk.owner);
+    const Status status = broadcast(place(chunk), chunk.end - chunk.begin, chunk.owner);
     if (!status.ok()) {
       return annotate(status, fmt::format("weight bytes {} to {} of {} from sender {}", chunk.begin,
                                           chunk.end, manifest.arena_bytes, chunk.owner));
     }
+    if (arrived) {
+      ACCORD_RETURN_IF_ERROR(arrived(chunk.end));
+    }
   }
-  return absl::OkStatus();
+  return channel.content_done ? channel.content_done() : absl::OkStatus();
 }
 
 Status broadcast_owners(Owners& owners, const UpdateChannel& channel) {
@@ -151,10 +157,19 @@ StatusOr<UpdateReport> send_update(const WeightManifest& manifest, const std::by
   const Owners owners =
       content.owners.empty() ? Owners(count, kLeader) : Owners(content.owners.begin(), content.owners.end());
   ACCORD_ASSIGN_OR_RETURN(const Offer mine, make_offer(manifest, options, &owners));
+  const bool alone = std::all_of(owners.begin(), owners.end(), [&](int32_t r) { return r == channel.rank; });
+  if (channel.broadcast_content && !alone &&
+      static_cast<int64_t>(content.passing.size()) < options.chunk_bytes) {
+    return internal_error("{} bytes to pass chunks of {} through", content.passing.size(),
+                          options.chunk_bytes);
+  }
   std::vector<std::byte> passing;  // what other senders send to the receivers
   const auto place = [&](const ArenaSpan& chunk) {
     if (chunk.owner == channel.rank) {
       return const_cast<std::byte*>(arena) + chunk.begin;  // the channel only reads on this side
+    }
+    if (channel.broadcast_content) {
+      return content.passing.data();
     }
     passing.resize(std::max(passing.size(), static_cast<size_t>(chunk.end - chunk.begin)));
     return passing.data();
@@ -174,7 +189,7 @@ StatusOr<UpdateReport> send_update(const WeightManifest& manifest, const std::by
     ACCORD_ASSIGN_OR_RETURN(Vote vote, channel.agree(problem.empty() ? Vote::kAccept : Vote::kRefuse));
     if (vote == Vote::kAccept) {
       ACCORD_RETURN_IF_ERROR(broadcast_digests(digests, channel));
-      ACCORD_RETURN_IF_ERROR(transfer(manifest, owners, options.chunk_bytes, channel, place));
+      ACCORD_RETURN_IF_ERROR(transfer(manifest, owners, options.chunk_bytes, channel, place, nullptr));
       report.bytes += manifest.arena_bytes;
       if (digests != table) {
         problem = fmt::format("senders 0 and {} disagree on the tensors' digests", channel.rank);
@@ -200,15 +215,20 @@ Status share_arena(const WeightManifest& manifest, std::span<const int32_t> owne
                    const std::vector<bool>& holds, std::byte* arena, int64_t chunk_bytes,
                    const UpdateChannel& channel) {
   // Chunks are the same on every rank, whatever it keeps of them.
+  const bool on_devices = channel.broadcast_content != nullptr;
+  if (on_devices && !holds.empty()) {
+    return internal_error("a device's arena without all tensors cannot be completed");
+  }
+  const auto& broadcast = on_devices ? channel.broadcast_content : channel.broadcast;
   std::vector<std::byte> passing;
   for (const ArenaSpan& chunk : chunks_of(arena_spans(manifest, owners), chunk_bytes)) {
     const bool direct = holds.empty() || chunk.owner == channel.rank;
     if (!direct) {
       passing.resize(static_cast<size_t>(std::min(chunk_bytes, manifest.arena_bytes)));
     }
-    ACCORD_RETURN_IF_ERROR(annotate(channel.broadcast(direct ? arena + chunk.begin : passing.data(),
-                                                      chunk.end - chunk.begin, chunk.owner),
-                                    fmt::format("weight bytes of trainer rank {}", chunk.owner)));
+    ACCORD_RETURN_IF_ERROR(annotate(
+        broadcast(direct ? arena + chunk.begin : passing.data(), chunk.end - chunk.begin, chunk.owner),
+        fmt::format("weight bytes of trainer rank {}", chunk.owner)));
     for (size_t i = 0; !direct && i < manifest.entries.size(); ++i) {
       const ArenaSpan tensor = tensor_span(manifest, i);
       const int64_t begin = std::max(tensor.begin, chunk.begin);
@@ -218,13 +238,17 @@ Status share_arena(const WeightManifest& manifest, std::span<const int32_t> owne
       }
     }
   }
-  return absl::OkStatus();
+  return channel.content_done ? channel.content_done() : absl::OkStatus();
 }
 
 Status verify_tensors(const WeightManifest& manifest, const std::byte* arena,
                       std::span<const std::string> digests, const std::vector<bool>& holds,
                       ThreadPool& pool) {
-  const std::vector<std::string> found = per_tensor_digests(manifest, arena, pool);
+  return compare_digests(manifest, per_tensor_digests(manifest, arena, pool), digests, holds);
+}
+
+Status compare_digests(const WeightManifest& manifest, std::span<const std::string> found,
+                       std::span<const std::string> digests, const std::vector<bool>& holds) {
   for (size_t i = 0; i < found.size(); ++i) {
     if ((holds.empty() || holds[i]) && found[i] != digests[i]) {
       return internal_error("{} has digest {} here and {} where it was made", manifest.entries[i].name,
@@ -245,12 +269,24 @@ UpdateReceiver::UpdateReceiver(const WeightManifest& manifest, std::byte* arena,
 }
 
 StatusOr<Vote> UpdateReceiver::receive_content(std::byte* staging, std::span<const int32_t> owners,
-                                               const UpdateOptions& options, const UpdateChannel& channel) {
+                                               const UpdateOptions& options, const UpdateChannel& channel,
+                                               StagingDigest* digest) {
   std::string table(manifest_.entries.size() * kDigestDigits, '\0');
   ACCORD_RETURN_IF_ERROR(broadcast_digests(table, channel));
-  ACCORD_RETURN_IF_ERROR(transfer(manifest_, owners, options.chunk_bytes, channel,
-                                  [staging](const ArenaSpan& chunk) { return staging + chunk.begin; }));
-  const std::vector<std::string> digests = per_tensor_digests(manifest_, staging, pool_);
+  std::function<Status(int64_t)> arrived;
+  if (digest != nullptr) {
+    ACCORD_RETURN_IF_ERROR(digest->begin(staging));
+    arrived = [digest](int64_t end) { return digest->arrived(end); };
+  }
+  ACCORD_RETURN_IF_ERROR(transfer(
+      manifest_, owners, options.chunk_bytes, channel,
+      [staging](const ArenaSpan& chunk) { return staging + chunk.begin; }, arrived));
+  std::vector<std::string> digests;
+  if (digest != nullptr) {
+    ACCORD_ASSIGN_OR_RETURN(digests, digest->digests());
+  } else {
+    digests = per_tensor_digests(manifest_, staging, pool_);
+  }
   int64_t num_different = 0;
   for (size_t i = 0; i < digests.size(); ++i) {
     if (digest_in(table, i) != digests[i]) {
@@ -268,8 +304,11 @@ StatusOr<Vote> UpdateReceiver::receive_content(std::byte* staging, std::span<con
 }
 
 StatusOr<UpdateReport> UpdateReceiver::receive(std::span<std::byte> staging, const UpdateOptions& options,
-                                               const UpdateChannel& channel) {
+                                               const UpdateChannel& channel, StagingDigest* digest) {
   ACCORD_RETURN_IF_ERROR(check(options));
+  if (channel.broadcast_content && digest == nullptr) {
+    return internal_error("weights that arrive in device memory need a digest there");
+  }
   ACCORD_ASSIGN_OR_RETURN(const Offer expected, make_offer(manifest_, options, nullptr));
   if (static_cast<int64_t>(staging.size()) < manifest_.arena_bytes) {
     return internal_error("the receive buffer has {} bytes, the weights {}", staging.size(),
@@ -294,7 +333,7 @@ StatusOr<UpdateReport> UpdateReceiver::receive(std::span<std::byte> staging, con
     }
     ACCORD_ASSIGN_OR_RETURN(Vote vote, channel.agree(mine));
     if (vote == Vote::kAccept) {
-      ACCORD_ASSIGN_OR_RETURN(mine, receive_content(staging.data(), owners, options, channel));
+      ACCORD_ASSIGN_OR_RETURN(mine, receive_content(staging.data(), owners, options, channel, digest));
       report.bytes += manifest_.arena_bytes;
       ACCORD_ASSIGN_OR_RETURN(vote, channel.agree(mine));
     }

@@ -39,6 +39,21 @@ struct UpdateChannel {
   std::function<Status(void* data, int64_t bytes, int32_t root)> broadcast;
   // The worst (largest) vote over all ranks, the same on all.
   std::function<StatusOr<Vote>(Vote vote)> agree;
+  // Where arenas and staging lie on devices: the arena's chunks. It may return before their bytes have moved;
+  // `content_done` waits for all of them. Null: `broadcast`, which is done when it returns.
+  std::function<Status(void* data, int64_t bytes, int32_t root)> broadcast_content{};
+  std::function<Status()> content_done{};
+};
+
+// How a receiver digests what arrives in its staging buffer, where that is not host memory.
+class StagingDigest {
+ public:
+  virtual ~StagingDigest() = default;
+  virtual Status begin(const std::byte* staging) = 0;
+  // All bytes before `end` have come, or come before what the channel does next.
+  virtual Status arrived(int64_t end) = 0;
+  // Of all tensors, manifest order.
+  virtual StatusOr<std::vector<std::string>> digests() = 0;
 };
 
 struct UpdateOptions {
@@ -57,6 +72,8 @@ struct UpdateReport {
 struct UpdateContent {
   std::span<const std::string> digests;
   std::span<const int32_t> owners;  // the rank that sends each tensor; empty: rank 0 sends all
+  // With broadcast_content and several senders: scratch for a chunk, in memory of the arena's kind.
+  std::span<std::byte> passing{};
 };
 
 // Called by every sending rank; `arena` holds the tensors that this rank owns. Errors: a refusal (kInternal),
@@ -67,7 +84,7 @@ StatusOr<UpdateReport> send_update(const WeightManifest& manifest, const std::by
 
 // Completes the senders' arenas among themselves: every tensor from the rank that owns it to the ranks that
 // hold it (holds[i]: whether this one keeps tensor i; empty: all). Collective over the senders' own group,
-// without digests: see verify_tensors.
+// without digests: see verify_tensors. With broadcast_content every sender holds all tensors.
 Status share_arena(const WeightManifest& manifest, std::span<const int32_t> owners,
                    const std::vector<bool>& holds, std::byte* arena, int64_t chunk_bytes,
                    const UpdateChannel& channel);
@@ -76,6 +93,9 @@ Status share_arena(const WeightManifest& manifest, std::span<const int32_t> owne
 // tensor that differs.
 Status verify_tensors(const WeightManifest& manifest, const std::byte* arena,
                       std::span<const std::string> digests, const std::vector<bool>& holds, ThreadPool& pool);
+// The same of digests that were found elsewhere.
+Status compare_digests(const WeightManifest& manifest, std::span<const std::string> found,
+                       std::span<const std::string> digests, const std::vector<bool>& holds);
 
 // The receiving end of one arena.
 class UpdateReceiver {
@@ -85,17 +105,19 @@ class UpdateReceiver {
   // All must outlive the receiver. `copy` moves staging to arena (memcpy for host memory).
   UpdateReceiver(const WeightManifest& manifest, std::byte* arena, ThreadPool& pool, Copy copy = nullptr);
 
-  // Takes part in one update. `staging` (at least arena_bytes) is scratch: its content is lost. Errors: as
-  // above; a staging buffer that is too small (kInternal, before anything is received).
+  // Takes part in one update. `staging` (at least arena_bytes) is scratch: its content is lost. It is host
+  // memory, or what `digest` (may be null) and the channel's broadcast_content take. Errors: as above; a
+  // staging buffer that is too small (kInternal, before anything is received).
   StatusOr<UpdateReport> receive(std::span<std::byte> staging, const UpdateOptions& options,
-                                 const UpdateChannel& channel);
+                                 const UpdateChannel& channel, StagingDigest* digest = nullptr);
 
   // The version whose bytes the arena holds; none before the first update and after a failed copy.
   std::optional<uint64_t> version() const { return version_; }
 
  private:
   StatusOr<Vote> receive_content(std::byte* staging, std::span<const int32_t> owners,
-                                 const UpdateOptions& options, const UpdateChannel& channel);
+                                 const UpdateOptions& options, const UpdateChannel& channel,
+                                 StagingDigest* digest);
 
   const WeightManifest& manifest_;
   std::byte* arena_;

@@ -69,6 +69,26 @@ def case_any_number_of_workers(t):
     same_run(*ranks, "2 trainers, twice")
 
 
+def case_connected_devices(t):
+    """Weights, gradients and BF16 originals that go straight between devices change no byte."""
+    if not usable(t):
+        return
+    if json.loads(t.accord("doctor", "--json").out)["cuda_devices"][0]["name"] != "emulated":
+        t.note("only emulated devices can be as many as this needs, and be apart")
+        return
+    changes = {"trainer.workers": 2, "rollout.workers": 2, "run.steps": 2,
+               "precision": {**harness.MXFP8, "backward": "high_precision"}}
+    with harness.environment(ACCORD_NCCL="off"):
+        apart = train(t, "apart", changes)
+    with harness.environment(ACCORD_EMULATED_DEVICES="4", ACCORD_NCCL="emulated"):
+        connected = train(t, "connected", changes)
+    check_equal(connected, "connected devices", steps=2)
+    same_run(apart, connected, "through hosts and between devices")
+    for run, words in ((apart, "device memory goes through the hosts"), (connected, "device memory goes over")):
+        for worker in ("trainer-0", "trainer-1", "rollout-0", "rollout-1"):
+            require_parts(harness.read(run.file(f"logs/{worker}.log")), [f"group 'weights': {words}"], worker)
+
+
 def case_reference(t):
     """A BF16 policy that still is its reference has the reference's log-probs, bit for bit."""
     if not usable(t):

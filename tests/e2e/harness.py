@@ -4,6 +4,7 @@ A test file holds functions `case_<name>(t)`, t being a Test, and ends with `har
 fails by raising; what it measured it hands to t.note(). Standard library only.
 """
 import argparse
+import contextlib
 import copy
 import glob
 import hashlib
@@ -142,6 +143,21 @@ def processes_with(text):
             if text in line:
                 found[int(entry)] = line.strip()
     return found
+
+
+@contextlib.contextmanager
+def environment(**variables):
+    """Environment variables of the programs that start meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name)
+            else:
+                os.environ[name] = value
 
 
 def collect_sanitizer_reports(directory):

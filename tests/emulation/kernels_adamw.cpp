@@ -105,4 +105,23 @@ void flushed_by_bf16(const float* x, int64_t count, int64_t* count_out, StreamHa
       values, values + count, [](float v) { return v != 0.0F && (to_bf16(v).bits & 0x7fffU) == 0; });
 }
 
+void sum_in_order(const OrderedParts& parts, float* sum, StreamHandle stream) {
+  const Launch launch("sum_in_order", stream);
+  launch.needs(parts.num >= 0 && parts.num <= OrderedParts::kMost, "at most OrderedParts::kMost parts");
+  int64_t longest = 0;
+  const float* data[OrderedParts::kMost];
+  for (int p = 0; p < parts.num; ++p) {
+    data[p] = launch.at(parts.data[p], parts.count[p]);
+    longest = std::max(longest, parts.count[p]);
+  }
+  sum = launch.at(sum, longest);
+  for (int64_t i = 0; i < longest; ++i) {
+    float total = 0.0F;
+    for (int p = 0; p < parts.num; ++p) {
+      if (i < parts.count[p]) total += data[p][i];
+    }
+    sum[i] = total;
+  }
+}
+
 }  // namespace accord::kernels::cuda

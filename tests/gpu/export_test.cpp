@@ -199,10 +199,13 @@ TEST_CASE("weights exported on the device are the CPU's bytes, and so is the rep
       c.clear();
       const auto expected =
           must(weights::export_weights(c.manifest, c.plan, borrow(masters), *c.expected, c.pool));
-      const auto report = must(exporter->run(c.masters(), c.arena.as<std::byte>(), *c.host, c.pool));
+      const auto report = must(exporter->run(c.masters(), c.arena.as<std::byte>(), c.host.get(), c.pool));
       CHECK(c.device_differs() == 0);
       CHECK(c.host_differs() == 0);
       check_same(report, expected);
+      // Digests of the device are the same.
+      check_same(must(exporter->run(c.masters(), c.arena.as<std::byte>(), nullptr, c.pool)), expected);
+      CHECK(c.device_differs() == 0);
     }
   }
 }
@@ -224,7 +227,7 @@ TEST_CASE("a device export of some units leaves the others' bytes alone") {
       must(weights::export_weights(c.manifest, c.plan, borrow(masters), *c.expected, c.pool, {true, owned}));
   const auto exporter = must(
       weights::DeviceExporter::create(c.manifest, c.plan, gpu->device(), gpu->stream(), {owned, kSmallTile}));
-  const auto report = must(exporter->run(c.masters(), c.arena.as<std::byte>(), *c.host, c.pool));
+  const auto report = must(exporter->run(c.masters(), c.arena.as<std::byte>(), c.host.get(), c.pool));
   CHECK(c.device_differs() == 0);
   CHECK(c.host_differs() == 0);
   check_same(report, expected);
@@ -247,7 +250,7 @@ TEST_CASE("a master on the device that is not finite in BF16 is refused by name 
     MasterMap masters = masters_of(c.config, 4);
     masters.at("model.layers.5.mlp.experts.1.up_proj.weight")[64 * 3 + 7] = bad;
     c.set_masters(masters);
-    const auto report = exporter->run(c.masters(), c.arena.as<std::byte>(), *c.host, c.pool);
+    const auto report = exporter->run(c.masters(), c.arena.as<std::byte>(), c.host.get(), c.pool);
     const auto expected = weights::export_weights(c.manifest, c.plan, borrow(masters), *c.expected, c.pool);
     CHECK(exit_code(report.status()) == ExitCode::kBadData);
     CHECK(message_of(report.status()) == message_of(expected.status()));

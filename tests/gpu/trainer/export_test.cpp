@@ -66,10 +66,10 @@ class Export {
 
   // Of all masters, into another arena of the device.
   StatusOr<weights::ExportReport> whole(const Memory& arena) {
-    return exporter_->run(masters(), arena.as<std::byte>(), *host, pool_);
+    return exporter_->run(masters(), arena.as<std::byte>(), host.get(), pool_);
   }
-  // Of what the step left, into the trainer's.
-  StatusOr<weights::ExportReport> rest() {
+  // Of what the step left, into the trainer's; digests of the bytes on the host, or (null) on the device.
+  StatusOr<weights::ExportReport> rest(weights::Arena* to) {
     const auto exported = must(source_.trainer().exported());
     const auto parameters = source_.trainer().parameters();
     REQUIRE(exported.size() == parameters.size());
@@ -79,7 +79,7 @@ class Export {
                                      [&](const ParamSpec& p) { return p.name == entry.name; });
       counts.push_back(exported[static_cast<size_t>(spec - parameters.begin())]);
     }
-    return exporter_->finish(masters(), counts, source_.arena().as<std::byte>(), *host, pool_);
+    return exporter_->finish(masters(), counts, source_.arena().as<std::byte>(), to, pool_);
   }
 
   std::unique_ptr<weights::Arena> host;
@@ -108,19 +108,11 @@ int64_t different_bytes(TrainerCase& source, const std::byte* a, const std::byte
   return different;
 }
 
-// After a step: finishes its export, and compares with an export of the same masters alone. How many bytes
-// the step changed.
-int64_t check_export(const Gpu& gpu, TrainerCase& source, const std::vector<std::byte>& before) {
-  const auto bytes = static_cast<size_t>(source.manifest().arena_bytes);
-  const Memory arena = gpu.allocate(bytes);
-  Export alone(gpu, source);
-  Export fused(gpu, source);
-  const weights::ExportReport expected = must(alone.whole(arena));
-  const weights::ExportReport report = must(fused.rest());
-  const std::vector<std::byte> got = gpu.download<std::byte>(source.arena(), bytes);
-  CHECK(different_bytes(source, got.data(), gpu.download<std::byte>(arena, bytes).data()) == 0);
-  CHECK(different_bytes(source, got.data(), alone.host->data()) == 0);
-  CHECK(different_bytes(source, got.data(), fused.host->data()) == 0);
+std::vector<std::byte> arena_bytes(const Gpu& gpu, const TrainerCase& source) {
+  return gpu.download<std::byte>(source.arena(), source.arena().bytes());
+}
+
+void check_same(const weights::ExportReport& report, const weights::ExportReport& expected) {
   REQUIRE(report.tensors.size() == expected.tensors.size());
   for (size_t i = 0; i < report.tensors.size(); ++i) {
     CAPTURE(report.tensors[i].name);
@@ -130,11 +122,25 @@ int64_t check_export(const Gpu& gpu, TrainerCase& source, const std::vector<std:
     CHECK(report.tensors[i].saturated == expected.tensors[i].saturated);
     CHECK(report.tensors[i].flushed == expected.tensors[i].flushed);
   }
-  return different_bytes(source, got.data(), before.data());
 }
 
-std::vector<std::byte> arena_bytes(const Gpu& gpu, const TrainerCase& source) {
-  return gpu.download<std::byte>(source.arena(), source.arena().bytes());
+// After a step: finishes its export, by both places of digests, and compares with an export of the same
+// masters alone. How many bytes the step changed.
+int64_t check_export(const Gpu& gpu, TrainerCase& source, const std::vector<std::byte>& before) {
+  const auto bytes = static_cast<size_t>(source.manifest().arena_bytes);
+  const Memory arena = gpu.allocate(bytes);
+  Export alone(gpu, source);
+  Export fused(gpu, source);
+  const weights::ExportReport expected = must(alone.whole(arena));
+  const weights::ExportReport report = must(fused.rest(fused.host.get()));
+  const std::vector<std::byte> got = gpu.download<std::byte>(source.arena(), bytes);
+  CHECK(different_bytes(source, got.data(), gpu.download<std::byte>(arena, bytes).data()) == 0);
+  CHECK(different_bytes(source, got.data(), alone.host->data()) == 0);
+  CHECK(different_bytes(source, got.data(), fused.host->data()) == 0);
+  check_same(report, expected);
+  check_same(must(fused.rest(nullptr)), expected);
+  CHECK(different_bytes(source, arena_bytes(gpu, source).data(), alone.host->data()) == 0);
+  return different_bytes(source, got.data(), before.data());
 }
 
 // Some masters become ones that BF16 or a format makes zero, and one much larger than the rest of its block.
@@ -256,7 +262,7 @@ TEST_CASE("a step that fails leaves the arena and a master that is not finite is
     }
     must(bad.trainer().train_step(samples, 1));
     Export fused(*gpu, bad);
-    const auto report = fused.rest();
+    const auto report = fused.rest(fused.host.get());
     CHECK(exit_code(report.status()) == ExitCode::kBadData);
     CHECK(message_of(report.status()).find(name) != std::string::npos);
     CHECK(message_of(report.status()).find("row 3, column 7") != std::string::npos);

@@ -508,3 +508,41 @@ TEST_CASE("senders complete their arenas from the owners and keep what they hold
     }
   }
 }
+
+TEST_CASE(
+    "content that goes its own way needs a digest there and a place to pass through and is waited for") {
+  const WeightManifest manifest = small_manifest();
+  std::vector<std::byte> arena(static_cast<size_t>(manifest.arena_bytes), std::byte{3});
+  ThreadPool pool(1);
+  const std::vector<std::string> digests = per_tensor_digests(manifest, arena.data(), pool);
+  UpdateChannel channel;
+  channel.rank = 0;
+  int chunks = 0;
+  int waits = 0;
+  channel.broadcast = [](void*, int64_t, int32_t) { return absl::OkStatus(); };
+  channel.agree = [](Vote vote) { return vote; };
+  channel.broadcast_content = [&](void*, int64_t, int32_t) {
+    ++chunks;
+    return absl::OkStatus();
+  };
+  channel.content_done = [&]() -> Status {
+    ++waits;
+    return unavailable_error("the transfer broke");
+  };
+  UpdateOptions options;
+  options.version = 1;
+  // Errors of the wait are the update's.
+  const auto sent = send_update(manifest, arena.data(), {digests, {}, {}}, options, channel);
+  CHECK(message_of(sent.status()) == "the transfer broke");
+  CHECK(chunks == 1);
+  CHECK(waits == 1);
+  const std::vector<int32_t> two = {0, 1, 0};
+  CHECK(exit_code(send_update(manifest, arena.data(), {digests, two, {}}, options, channel).status()) ==
+        ExitCode::kInternal);
+  CHECK(exit_code(share_arena(manifest, two, {true, false, true}, arena.data(), options.chunk_bytes,
+                              channel)) == ExitCode::kInternal);
+  UpdateReceiver receiver(manifest, arena.data(), pool);
+  std::vector<std::byte> staging(arena.size());
+  CHECK(exit_code(receiver.receive(staging, options, channel).status()) == ExitCode::kInternal);
+  CHECK(chunks == 1);
+}
