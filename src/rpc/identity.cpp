@@ -1,6 +1,7 @@
 #include "rpc/identity.hpp"
 
 #include <charconv>
+#include <chrono>
 
 namespace accord::rpc {
 namespace {
@@ -44,6 +45,11 @@ std::shared_ptr<grpc::Channel> make_channel(const std::string& address) {
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+void await_connection(grpc::Channel& channel) {
+  constexpr std::chrono::seconds kPatience{5};
+  channel.WaitForConnected(std::chrono::system_clock::now() + kPatience);
 }
 
 void allow_keepalive(grpc::ServerBuilder& builder) {

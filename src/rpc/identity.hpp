@@ -24,6 +24,11 @@ Status check_identity(const grpc::ServerContext& context, const Identity& expect
 // Channel with keepalive and the message limit; plaintext, so loopback addresses only.
 std::shared_ptr<grpc::Channel> make_channel(const std::string& address);
 
+// Before a channel's first call to a peer that is known to serve: a connection attempt may fail for no reason
+// of the peer's (gRPC 1.51 can report another call's errno), and a call fails with it where a second attempt
+// would connect. Returns after some seconds at the latest; the call then says what is wrong.
+void await_connection(grpc::Channel& channel);
+
 // For every server that such channels reach. By default a gRPC server takes the pings of a silent call, such
 // as a long Generate or Train, for abuse and closes the connection.
 void allow_keepalive(grpc::ServerBuilder& builder);

@@ -71,7 +71,8 @@ class Client : public Base {
       : options_(options),
         waits_(waits),
         canceller_(canceller),
-        stub_(v1::Worker::NewStub(make_channel(options.address))) {}
+        channel_(make_channel(options.address)),
+        stub_(v1::Worker::NewStub(channel_)) {}
 
   std::string address() const override { return options_.address; }
 
@@ -82,6 +83,7 @@ class Client : public Base {
     request.set_manifest_digest(job.manifest_digest);
     request.set_resume_dir(job.resume_dir);
     v1::SetupReply reply;
+    await_connection(*channel_);
     Call call(options_, waits_, canceller_, "Setup", options_.setup_timeout, "checkpoint");
     ACCORD_RETURN_IF_ERROR(call.result(stub_->Setup(call.context(), request, &reply)));
     return controller::SetupReport{reply.device(), reply.arithmetic(), reply.arena_bytes(), reply.threads()};
@@ -123,6 +125,7 @@ class Client : public Base {
   const ClientOptions options_;
   WaitList& waits_;
   Canceller& canceller_;
+  const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<v1::Worker::Stub> stub_;
 };
 
@@ -210,7 +213,9 @@ class Fetcher {
       const std::lock_guard lock(mutex_);
       auto& slot = stubs_[holder];
       if (!slot) {
-        slot = v1::Worker::NewStub(make_channel(holder));
+        const auto channel = make_channel(holder);
+        await_connection(*channel);
+        slot = v1::Worker::NewStub(channel);
       }
       stub = slot.get();
     }
