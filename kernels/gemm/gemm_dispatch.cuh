@@ -1,6 +1,7 @@
 #pragma once
 // Chooses the kernel of a forward product from the rows of a row tile (16, 64, 128), N, and how many row
 // tiles there are. Included by the files that instantiate it.
+#include "kernels/gemm/gemm_decode.cuh"
 #include "kernels/gemm/gemm_few_rows.cuh"
 #include "kernels/gemm/gemm_forward.cuh"
 #include "kernels/gemm/gemm_large.hpp"
@@ -21,6 +22,9 @@ void forward_of_format(const ForwardParams& p, int32_t tile_rows, int32_t row_ti
     return;
   }
   if (tile_rows <= 16) {
+    if constexpr (F != WeightFormat::kBF16) {
+      if (launch_decode<F>(p, row_tiles, stream)) return;
+    }
     if (tiles * ((p.n + 63) / 64) >= 2 * blocks)
       return launch_few_rows < F, 2, 4, 128, F == WeightFormat::kBF16 ? 5 : 4 > (p, row_tiles, batch, stream);
     if (tiles * ((p.n + 31) / 32) >= blocks)

@@ -8,73 +8,55 @@
 namespace accord::kernels::cuda {
 namespace {
 
-constexpr int kReach = 2048;  // values of K whose scales are kept
+constexpr int kReach = 512;  // values of K whose scales are held, twice: in use and next
+constexpr int kReachSteps = kReach / kBL;
+constexpr int kPrefetchSteps = 12;  // weights are brought to L2 so many stages before their copies
 
 template <WeightFormat F, int BN>
 struct Layout {
   using Traits = WeightTraits<F>;
-  using Tokens = Loader<false, BN>;
+  static constexpr int kTokenBytes = Loader<false, BN>::kBytes;
   static constexpr int kRowBytes = kBL * Traits::kBitsPerValue / 8;
   static constexpr int kRowStride = kRowBytes + 16;
   static constexpr int kChunks = kRowBytes / 16;
   static constexpr int kCopies = kBM * kChunks / kLargeThreads;
-  static constexpr int kStageBytes = Tokens::kBytes + kBM * kRowStride;
+  static constexpr int kStageBytes = kTokenBytes + kBM * kRowStride;
   static_assert(kStageBytes % 1024 == 0, "swizzled tiles start at multiples of 1024 bytes");
-  static constexpr int kPerStage = kBL / Traits::kBlock;
-  static constexpr int kStageScales = kPerStage * kStoredScale<F>;  // bytes of a row and stage
+  static constexpr int kStageScales = kBL / Traits::kBlock * kStoredScale<F>;  // bytes of a row and stage
+  static constexpr int kUnits = kReach / Traits::kBlock / 16;  // sixteen scales, of a row and reach
+  static constexpr int kScaleStride = kUnits * 16 * kStoredScale<F> + (F == WeightFormat::kNVFP4 ? 16 : 0);
+  static constexpr int kScaleBytes = kBM * kScaleStride;
   static constexpr int kOutStride = kBM * 2 + 16;
-  static_assert(BN * kOutStride <= kStages * kStageBytes);
-  static int scale_stride(int k) {
-    const int stages = ((k < kReach ? k : kReach) + kBL - 1) / kBL;
-    return (stages * kStageScales + 4 + 127) / 128 * 128 + 16;
-  }
-  static int shared_bytes(int k) { return 1024 + kStages * kStageBytes + kBM * scale_stride(k); }
+  static_assert(BN * kOutStride <= kStages * kStageBytes && kBM * kUnits <= kLargeThreads);
+  static constexpr int kSharedBytes = 1024 + kStages * kStageBytes + 2 * kScaleBytes + BN * 4;
 };
 
-__device__ inline void store_matrices_transposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
-                                                 uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};\n" ::"r"(address), "r"(a),
-               "r"(b), "r"(c), "r"(d)
-               : "memory");
-}
-
-template <WeightFormat F, int BN>
-__global__ void __launch_bounds__(kLargeThreads, 1) quantized_kernel(const LargeParams p, int scale_stride) {
+// The tile of N rows of A (num_rows of them valid) and kBM columns of C.
+template <WeightFormat F, int BN, int N>
+__device__ inline void quantized_tile(const LargeParams& p, const GemmWeight& weight, int row_begin,
+                                      int num_rows, int col_begin, unsigned char* shared, uint32_t base) {
   using L = Layout<F, BN>;
   using Traits = WeightTraits<F>;
-  extern __shared__ __align__(1024) unsigned char raw_shared[];
-  const uint32_t base = (shared_address(raw_shared) + 1023u) & ~1023u;
-  unsigned char* const shared = raw_shared + (base - shared_address(raw_shared));
   unsigned char* const scales = shared + kStages * L::kStageBytes;
+  auto* const outer = reinterpret_cast<float*>(scales + 2 * L::kScaleBytes);
   const int tid = threadIdx.x;
   const int lane = tid % 32;
   const int warp = tid / 32;
   const int group = lane / 4;
   const int quad = lane % 4;
 
-  int row_begin = blockIdx.y * BN;
-  int num_rows = min(p.m - row_begin, BN);
-  GemmWeight weight = p.weight;
-  if (p.tiles != nullptr) {
-    if (static_cast<int>(blockIdx.y) >= *p.num_tiles) return;
-    const GroupTile tile = p.tiles[blockIdx.y];
-    row_begin = tile.row_begin;
-    num_rows = tile.num_rows;
-    weight = p.experts[tile.expert];
-  }
-  const int col_begin = blockIdx.x * kBM;
-
-  typename L::Tokens tokens;
+  Loader<false, N> tokens;
   tokens.init(p.a, p.lda, row_begin, num_rows, p.gather, tid, base);
   const int64_t row_bytes = static_cast<int64_t>(p.l) * Traits::kBitsPerValue / 8;
+  const auto* const data = static_cast<const unsigned char*>(weight.data);
   const int chunk = tid % L::kChunks;
   const unsigned char* rows[L::kCopies];
 #pragma unroll
   for (int i = 0; i < L::kCopies; ++i) {
     const int r = min(col_begin + tid / L::kChunks + i * (kLargeThreads / L::kChunks), p.n - 1);
-    rows[i] = static_cast<const unsigned char*>(weight.data) + r * row_bytes + chunk * 16;
+    rows[i] = data + r * row_bytes + chunk * 16;
   }
-  const uint32_t rows_to = base + L::Tokens::kBytes + tid / L::kChunks * L::kRowStride + chunk * 16;
+  const uint32_t rows_to = base + L::kTokenBytes + tid / L::kChunks * L::kRowStride + chunk * 16;
   const auto issue = [&](int step) {
     const uint32_t offset = step % kStages * L::kStageBytes;
     tokens.issue(offset, step * kBL, p.l);
@@ -86,25 +68,71 @@ __global__ void __launch_bounds__(kLargeThreads, 1) quantized_kernel(const Large
                      rows[i] + (valid ? byte0 : 0), valid);
     }
   };
+  // Lines of 128 bytes that stage `step` begins.
+  const unsigned char* const ahead = data + min(col_begin + tid % kBM, p.n - 1) * row_bytes;
+  const auto prefetch = [&](int step) {
+    const int64_t at = static_cast<int64_t>(step) * L::kRowBytes;
+    if (tid < kBM && at < row_bytes) prefetch_l2(ahead + at);
+  };
 
-  float acc[BN / 2] = {};
+  float acc[N / 2] = {};
   const int steps = (p.l + kBL - 1) / kBL;
 #pragma unroll
   for (int s = 0; s < kStages - 2; ++s) {
     if (s < steps) issue(s);
     copy_commit();
   }
-  const uint32_t weight_lane = base + L::Tokens::kBytes + (warp * 16 + group) * L::kRowStride +
+  for (int s = kStages - 2; s < kPrefetchSteps; ++s) {
+    if (s % (128 / L::kRowBytes) == 0) prefetch(s);
+  }
+
+  // Scales: of row scale_row, sixteen from scale_unit * 16 of a reach on.
+  const int scale_row = tid / L::kUnits;
+  const int scale_unit = tid % L::kUnits;
+  const int per_row = p.l / Traits::kBlock;
+  const auto fetch_scales = [&](int reach) -> uint4 {
+    const int first = reach * (kReach / Traits::kBlock) + scale_unit * 16;
+    if (scale_row >= kBM || first >= per_row) return {};
+    const uint8_t* from =
+        weight.scales + static_cast<int64_t>(min(col_begin + scale_row, p.n - 1)) * per_row + first;
+    const auto bits = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from));
+    return sixteen_scales(from, per_row - first, bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 1);
+  };
+  const auto put_scales = [&](const uint4& codes, int reach) {
+    if (scale_row >= kBM) return;
+    auto* to = reinterpret_cast<uint4*>(scales + reach % 2 * L::kScaleBytes + scale_row * L::kScaleStride +
+                                        scale_unit * 16 * kStoredScale<F>);
+    if constexpr (F == WeightFormat::kNVFP4) {
+      const uint2 a = nvfp4_scales(codes.x);
+      const uint2 b = nvfp4_scales(codes.y);
+      const uint2 c = nvfp4_scales(codes.z);
+      const uint2 d = nvfp4_scales(codes.w);
+      to[0] = {a.x, a.y, b.x, b.y};
+      to[1] = {c.x, c.y, d.x, d.y};
+    } else {
+      to[0] = codes;
+    }
+  };
+  uint4 held = fetch_scales(0);
+  if constexpr (F == WeightFormat::kNVFP4) {
+    if (tid < num_rows) {
+      const int r = row_begin + tid;
+      outer[tid] = p.a_outer[p.gather != nullptr ? p.gather[r] : r] * *weight.outer;
+    }
+  }
+  put_scales(held, 0);
+
+  const uint32_t weight_lane = base + L::kTokenBytes + (warp * 16 + group) * L::kRowStride +
                                quad * (F == WeightFormat::kMXFP8 ? 2 : 1);
-  const unsigned char* const scale_lane = scales + (warp * 16 + group) * scale_stride;
+  const unsigned char* const scale_lane = scales + (warp * 16 + group) * L::kScaleStride;
 
   // Fragments of a stage: elements 2 quad, 2 quad + 1, and those 8 further, of rows group and group + 8.
   const auto decode = [&](uint32_t(&w)[4][4], int it) {
     const uint32_t at = weight_lane + it % kStages * L::kStageBytes;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const unsigned char* from =
-          scale_lane + half * 8 * scale_stride + it % (kReach / kBL) * L::kStageScales;
+      const unsigned char* from = scale_lane + it / kReachSteps % 2 * L::kScaleBytes +
+                                  half * 8 * L::kScaleStride + it % kReachSteps * L::kStageScales;
       const uint32_t row = at + half * 8 * L::kRowStride;
       if constexpr (F == WeightFormat::kMXFP8) {
         const uint32_t two = *reinterpret_cast<const uint16_t*>(from);
@@ -127,11 +155,7 @@ __global__ void __launch_bounds__(kLargeThreads, 1) quantized_kernel(const Large
     }
   };
   for (int it = 0; it < steps; ++it) {
-    if (it % (kReach / kBL) == 0) {
-      if (it != 0) __syncthreads();  // the previous scales are no longer read
-      load_weight_scales<F, kBM, kLargeThreads>(weight, p.n, p.l, col_begin, it * kBL, kReach, scales,
-                                                scale_stride, tid);
-    }
+    if (it % kReachSteps == 0) held = fetch_scales(it / kReachSteps + 1);
     copy_wait<kStages - 3>();
     fence_async_proxy();
     __syncthreads();
@@ -146,30 +170,30 @@ __global__ void __launch_bounds__(kLargeThreads, 1) quantized_kernel(const Large
     wgmma_commit();
     if (it + kStages - 2 < steps) issue(it + kStages - 2);
     copy_commit();
+    if ((it + kPrefetchSteps) % (128 / L::kRowBytes) == 0) prefetch(it + kPrefetchSteps);
+    if (it % kReachSteps == kReachSteps - 1) put_scales(held, it / kReachSteps + 1);
   }
   wgmma_wait<0>();
   hold_accumulators(acc);
 
   // acc[4 j + 2 half + e]: column warp * 16 + half * 8 + group of C, row 8 j + 2 quad + e.
   if constexpr (F == WeightFormat::kNVFP4) {
-    const float b_outer = *weight.outer;
 #pragma unroll
-    for (int j = 0; j < BN / 8; ++j) {
+    for (int j = 0; j < N / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int r = row_begin + min(j * 8 + quad * 2 + e, num_rows - 1);
-        const float outer = p.a_outer[p.gather != nullptr ? p.gather[r] : r] * b_outer;
+        const float both = outer[min(j * 8 + quad * 2 + e, num_rows - 1)];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float& x = acc[j * 4 + half * 2 + e];
-          x = ((x * kNvfp4Fold) * p.inverse) * outer;
+          x = ((x * kNvfp4Fold) * p.inverse) * both;
         }
       }
     }
   }
   if (!p.c_bf16) {
 #pragma unroll
-    for (int j = 0; j < BN / 8; ++j) {
+    for (int j = 0; j < N / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int r = j * 8 + quad * 2 + e % 2;
@@ -186,7 +210,7 @@ __global__ void __launch_bounds__(kLargeThreads, 1) quantized_kernel(const Large
   const uint32_t turn =
       base + (lane / 16 * 8 + lane % 8) * L::kOutStride + (warp * 16 + lane / 8 % 2 * 8) * 2;
 #pragma unroll
-  for (int j = 0; j < BN / 8; j += 2) {
+  for (int j = 0; j < N / 8; j += 2) {
     store_matrices_transposed(turn + j * 8 * L::kOutStride, bf16_pair(acc[j * 4], acc[j * 4 + 1]),
                               bf16_pair(acc[j * 4 + 2], acc[j * 4 + 3]),
                               bf16_pair(acc[j * 4 + 4], acc[j * 4 + 5]),
@@ -207,25 +231,65 @@ __global__ void __launch_bounds__(kLargeThreads, 1) quantized_kernel(const Large
   }
 }
 
+// Two blocks of narrow tiles share a multiprocessor: one multiplies while the other decodes, starts or ends.
+// A wide tile of experts is two neighbours of the list, so that weights are decoded half as often.
+template <WeightFormat F, int BN>
+__global__ void __launch_bounds__(kLargeThreads, BN == 128 ? 2 : 1) quantized_kernel(const LargeParams p) {
+  extern __shared__ __align__(1024) unsigned char raw_shared[];
+  const uint32_t base = (shared_address(raw_shared) + 1023u) & ~1023u;
+  unsigned char* const shared = raw_shared + (base - shared_address(raw_shared));
+  int row_begin = blockIdx.y * BN;
+  int num_rows = min(p.m - row_begin, BN);
+  GemmWeight weight = p.weight;
+  if (p.tiles != nullptr) {
+    const int index = static_cast<int>(blockIdx.y);
+    const int num_tiles = *p.num_tiles;
+    if (index >= num_tiles) return;
+    const GroupTile tile = p.tiles[index];
+    row_begin = tile.row_begin;
+    num_rows = tile.num_rows;
+    if (BN == 256) {
+      int first = index;
+      while (first > 0 && p.tiles[first - 1].expert == tile.expert) --first;
+      if ((index - first) % 2 != 0) return;  // the one before takes it
+      if (index + 1 < num_tiles && p.tiles[index + 1].expert == tile.expert) {
+        num_rows += p.tiles[index + 1].num_rows;
+      }
+    }
+    weight = p.experts[tile.expert];
+  }
+  const int col_begin = blockIdx.x * kBM;
+  if (num_rows <= 64) {
+    quantized_tile<F, BN, 64>(p, weight, row_begin, num_rows, col_begin, shared, base);
+  } else if (BN == 128 || num_rows <= 128) {
+    quantized_tile<F, BN, 128>(p, weight, row_begin, num_rows, col_begin, shared, base);
+  } else {
+    quantized_tile<F, BN, BN>(p, weight, row_begin, num_rows, col_begin, shared, base);
+  }
+}
+
 template <WeightFormat F, int BN>
 void launch(const LargeParams& p, int32_t row_tiles, StreamHandle stream) {
-  using L = Layout<F, BN>;
   const auto kernel = quantized_kernel<F, BN>;
-  const int bytes = L::shared_bytes(p.l);
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  constexpr int kBytes = Layout<F, BN>::kSharedBytes;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   const dim3 grid(static_cast<unsigned>((p.n + kBM - 1) / kBM), static_cast<unsigned>(row_tiles));
-  kernel<<<grid, kLargeThreads, bytes, stream>>>(p, L::scale_stride(p.l));
+  kernel<<<grid, kLargeThreads, kBytes, stream>>>(p);
   check_launch("large quantized product");
 }
 
 template <WeightFormat F>
 void launch_width(const LargeParams& p, int32_t row_tiles, StreamHandle stream) {
   const int64_t wide = gpu::ceil_div(p.m, 256);
-  if (p.tiles == nullptr && wide * gpu::ceil_div(p.n, kBM) >= num_multiprocessors()) {
-    launch<F, 256>(p, static_cast<int32_t>(wide), stream);
-  } else {
-    launch<F, 128>(p, row_tiles, stream);
+  const int64_t columns = gpu::ceil_div(p.n, kBM);
+  if (p.tiles != nullptr) {
+    // row_tiles is at most the full tiles and one for every expert (group_tiles_bound).
+    const int64_t experts = row_tiles - p.m / kBM;
+    if (p.m >= 192 * experts) return launch<F, 256>(p, row_tiles, stream);
+  } else if (wide * columns >= num_multiprocessors()) {
+    return launch<F, 256>(p, static_cast<int32_t>(wide), stream);
   }
+  launch<F, 128>(p, row_tiles, stream);
 }
 
 }  // namespace

@@ -11,6 +11,8 @@
 namespace accord::kernels::cuda {
 namespace {
 
+constexpr int kPrefetchSteps = 6;
+
 __device__ inline void store_two(const LargeParams& p, int64_t row, int col, float x, float y) {
   const int64_t at = row * p.ldc + col;
   const bool both = col + 1 < p.n;
@@ -70,8 +72,17 @@ __global__ void __launch_bounds__(kLargeThreads, 1) large_kernel(const LargePara
   b.init(p.b, p.ldb, col_begin, min(p.n - col_begin, BN), A_ACROSS ? p.gather : nullptr, tid,
          base + ALoader::kBytes);
 
+  // Experts' weights come from memory: they are brought to L2 some stages before their copies.
+  const uint16_t* const ahead = p.tiles != nullptr && !B_ACROSS && tid < BN
+                                    ? p.b + int64_t{min(col_begin + tid, p.n - 1)} * p.ldb
+                                    : nullptr;
+  const auto prefetch = [&](int step) {
+    if (ahead != nullptr && step * kBL < p.l) prefetch_l2(ahead + step * kBL);
+  };
+
   float acc[BN / 2] = {};
   const int steps = (p.l + kBL - 1) / kBL;
+  const bool has_rows = warpgroup * 64 < num_rows;
 #pragma unroll
   for (int s = 0; s < kStages - 2; ++s) {
     if (s < steps) {
@@ -80,32 +91,60 @@ __global__ void __launch_bounds__(kLargeThreads, 1) large_kernel(const LargePara
     }
     copy_commit();
   }
+  for (int s = kStages - 2; s < kPrefetchSteps; ++s) prefetch(s);
   for (int it = 0; it < steps; ++it) {
     copy_wait<kStages - 3>();
     fence_async_proxy();
     __syncthreads();
     const uint32_t stage = base + it % kStages * kStageBytes;
-    wgmma_fence();
+    if (has_rows) {
+      wgmma_fence();
 #pragma unroll
-    for (int ks = 0; ks < kBL / 16; ++ks) {
-      const uint64_t da = operand_descriptor(
-          stage + (A_ACROSS ? warpgroup * kBlockBytes + ks * 2048 : warpgroup * kBlockBytes + ks * 32));
-      const uint64_t db = operand_descriptor(stage + ALoader::kBytes + (B_ACROSS ? ks * 2048 : ks * 32));
-      wgmma<A_ACROSS, B_ACROSS>(acc, da, db);
+      for (int ks = 0; ks < kBL / 16; ++ks) {
+        const uint64_t da = operand_descriptor(
+            stage + (A_ACROSS ? warpgroup * kBlockBytes + ks * 2048 : warpgroup * kBlockBytes + ks * 32));
+        const uint64_t db = operand_descriptor(stage + ALoader::kBytes + (B_ACROSS ? ks * 2048 : ks * 32));
+        wgmma<A_ACROSS, B_ACROSS>(acc, da, db);
+      }
+      wgmma_commit();
+      wgmma_wait<1>();
     }
-    wgmma_commit();
-    wgmma_wait<1>();
     const int next = it + kStages - 2;
     if (next < steps) {
       a.issue(next % kStages * kStageBytes, next * kBL, p.l);
       b.issue(next % kStages * kStageBytes, next * kBL, p.l);
     }
     copy_commit();
+    prefetch(it + kPrefetchSteps);
   }
   wgmma_wait<0>();
   hold_accumulators(acc);
 
   const int lane = tid % 32;
+  if (p.c_bf16 && col_begin + BN <= p.n && p.ldc % 8 == 0 && (reinterpret_cast<uintptr_t>(p.c) & 15u) == 0) {
+    // Through shared memory, a warp's sixteen rows at a time, to whole lines.
+    constexpr int kStride = BN * 2 + 16;
+    copy_wait<0>();
+    __syncthreads();  // the stages are free
+    const uint32_t turn = base + tid / 32 * 16 * kStride;
+    const uint32_t to = turn + lane % 16 * kStride + lane / 16 * 16;
+#pragma unroll
+    for (int j = 0; j < BN / 8; j += 2) {
+      store_matrices(to + j * 16, bf16_pair(acc[j * 4], acc[j * 4 + 1]),
+                     bf16_pair(acc[j * 4 + 2], acc[j * 4 + 3]), bf16_pair(acc[j * 4 + 4], acc[j * 4 + 5]),
+                     bf16_pair(acc[j * 4 + 6], acc[j * 4 + 7]));
+    }
+    __syncwarp();
+    constexpr int kChunks = BN / 8;
+    auto* const c = static_cast<uint16_t*>(p.c) + (row_begin + tid / 32 * 16) * p.ldc + col_begin;
+    const int rows = min(num_rows - tid / 32 * 16, 16);
+    for (int i = lane; i < rows * kChunks; i += 32) {
+      const int r = i / kChunks;
+      const int chunk = i % kChunks;
+      *reinterpret_cast<uint4*>(c + r * p.ldc + chunk * 8) = load_shared_16(turn + r * kStride + chunk * 16);
+    }
+    return;
+  }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = tid / 32 * 16 + half * 8 + lane / 4;

@@ -41,20 +41,20 @@ struct Loader {
   int chunk;  // along: first element of l in the stage; across: first row
   int step;   // across: step of l in the stage
   int64_t ld;
-  int limit;  // across: rows of the operand from this tile on
+  int limit;  // rows of the operand from this tile on
   const int32_t* gather;
 
-  // `rows` valid rows from `first` on; the others repeat the last valid one.
+  // `rows` valid rows from `first` on; the others are zeros.
   __device__ void init(const uint16_t* data, int64_t stride, int first, int rows, const int32_t* rows_gather,
                        int tid, uint32_t shared) {
     ld = stride;
+    limit = rows;
     gather = rows_gather;
     chunk = tid % 8 * 8;
     step = tid / 8;
     to = shared + step * 128 + ((tid % 8) ^ (step % 8)) * 16;
     if constexpr (ACROSS) {
       from[0] = data + first + chunk;
-      limit = rows;
     } else {
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
@@ -80,9 +80,10 @@ struct Loader {
         }
       }
     } else {
-      const bool valid = l0 + chunk < l_end;
+      const bool in = l0 + chunk < l_end;
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
+        const bool valid = in && step + i * 32 < limit;
         copy_async<16>(to + stage_offset + i * 32 * 128, valid ? from[i] + l0 : from[i] - chunk, valid);
       }
     }

@@ -48,6 +48,18 @@ __device__ inline void wgmma(float (&d)[32], uint64_t a, uint64_t b) {
   // clang-format on
 }
 
+// The same with A (64 x 16) in registers, a fragment of 16 rows per warp as of mma m16n8k16; B along K.
+__device__ inline void wgmma(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+  // clang-format off
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+  // clang-format on
+}
+
 // d (64 x 128) += A B, both from shared memory; *_ACROSS: that operand lies across K.
 template <int A_ACROSS, int B_ACROSS>
 __device__ inline void wgmma(float (&d)[64], uint64_t a, uint64_t b) {

@@ -1,7 +1,8 @@
 // Times of products and attention on the first GPU, with the share of the ceiling measured in the same run:
 // bytes that must be read over the rate of a large copy (which counts reads and writes), operations over
 // --flops (the rate of a library's 8192^3 BF16 product, in TFLOP/s, measured beside this program).
-//   bench_gpu_products [--flops X]
+// Products of experts are also compared with a plain read of the same weights in the same run.
+//   bench_gpu_products [--flops X] [experts | one FORMAT TOKENS N K]
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -16,6 +17,7 @@
 #include "device/stream.hpp"
 #include "kernels/attention/attention_cuda.hpp"
 #include "kernels/gemm/gemm_cuda.hpp"
+#include "plain_read.hpp"
 
 using namespace accord;
 using namespace accord::kernels::cuda;
@@ -194,8 +196,8 @@ void plain(Bench& b, const char* what, int64_t m, int64_t n, int64_t k) {
   }
 }
 
-// `tokens` tokens, 8 of 128 experts each.
-void experts(Bench& b, int64_t tokens, int64_t n, int64_t k) {
+// `tokens` tokens, 8 of 128 experts each. `only`: this format alone.
+void experts(Bench& b, int64_t tokens, int64_t n, int64_t k, const char* only = nullptr) {
   const int32_t count = 128;
   PhiloxStream random(9, 9);
   std::vector<std::vector<int32_t>> of(count);
@@ -221,25 +223,48 @@ void experts(Bench& b, int64_t tokens, int64_t n, int64_t k) {
   const Memory a = b.random(static_cast<size_t>(tokens * k * 2), true);
   const Memory outer = b.upload(std::vector<float>(static_cast<size_t>(tokens), 1.0F));
   const Memory c = b.allocate(static_cast<size_t>(rows * n * 2));
+  const Memory sink = b.allocate(4);
   for (const WeightFormat f : kFormats) {
-    const Weights w = make_weights(b, f, count * n * k);
-    std::vector<GemmWeight> table;
-    for (int32_t e = 0; e < count; ++e) table.push_back(w.at(f, e, n, k));
-    const Memory device_table = b.upload(table);
+    if (only != nullptr && std::strcmp(only, name_of(f)) != 0) continue;
+    // Layers in turn, so that more than four times the L2 passes before a weight is read again.
+    const double values = static_cast<double>(used * n * k);
+    const int64_t layers = static_cast<int64_t>(256e6 / bytes_of(f, values)) + 1;
+    const Weights w = make_weights(b, f, layers * count * n * k);
+    std::vector<Memory> tables;
+    std::vector<Memory> used_tables;
+    for (int64_t layer = 0; layer < layers; ++layer) {
+      std::vector<GemmWeight> table;
+      std::vector<GemmWeight> used_table;
+      for (int32_t e = 0; e < count; ++e) {
+        table.push_back(w.at(f, layer * count + e, n, k));
+        if (!of[static_cast<size_t>(e)].empty()) used_table.push_back(table.back());
+      }
+      tables.push_back(b.upload(table));
+      used_tables.push_back(b.upload(used_table));
+    }
     const int32_t tile_rows = group_tile_rows(rows, count);
     const int32_t bound = group_tiles_bound(rows, count, tile_rows);
     const Memory tiles = b.allocate(static_cast<size_t>(bound) * sizeof(GroupTile));
     const Memory num_tiles = b.allocate(4);
     build_group_tiles(device_offsets.as<int32_t>(), count, tile_rows, tiles.as<GroupTile>(),
                       num_tiles.as<int32_t>(), b.stream());
-    GemmGroups groups;
-    groups.tiles = tiles.as<GroupTile>();
-    groups.num_tiles = num_tiles.as<int32_t>();
-    groups.max_tiles = bound;
-    groups.tile_rows = tile_rows;
-    groups.experts = device_table.as<GemmWeight>();
-    groups.gather = device_gather.as<int32_t>();
-    const double ms = b.milliseconds([&](int) {
+    const auto data_bytes = static_cast<int64_t>(bytes_of(WeightFormat::kBF16, static_cast<double>(n * k))) /
+                            (f == WeightFormat::kBF16    ? 1
+                             : f == WeightFormat::kMXFP8 ? 2
+                                                         : 4);
+    const auto scale_bytes = static_cast<int64_t>(bytes_of(f, static_cast<double>(n * k))) - data_bytes;
+    const double read_ms = b.milliseconds([&](int i) {
+      bench::plain_read(used_tables[static_cast<size_t>(i % layers)].as<GemmWeight>(),
+                        static_cast<int32_t>(used), data_bytes, scale_bytes, sink.as<uint32_t>(), b.stream());
+    });
+    const double ms = b.milliseconds([&](int i) {
+      GemmGroups groups;
+      groups.tiles = tiles.as<GroupTile>();
+      groups.num_tiles = num_tiles.as<int32_t>();
+      groups.max_tiles = bound;
+      groups.tile_rows = tile_rows;
+      groups.experts = tables[static_cast<size_t>(i % layers)].as<GemmWeight>();
+      groups.gather = device_gather.as<int32_t>();
       GemmForward g;
       g.format = f;
       g.m = rows;
@@ -252,11 +277,12 @@ void experts(Bench& b, int64_t tokens, int64_t n, int64_t k) {
       g.groups = &groups;
       gemm_forward(g, b.stream());
     });
-    const double values = static_cast<double>(used * n * k);
     b.report("experts " + std::string(name_of(f)) + " tokens=" + std::to_string(tokens) +
                  " used=" + std::to_string(used) + " N=" + std::to_string(n) + " K=" + std::to_string(k),
              ms, bytes_of(f, values) + 2.0 * static_cast<double>(tokens * k + rows * n),
              2.0 * static_cast<double>(rows) * static_cast<double>(n * k));
+    std::printf("%62s %9.2f us, of which the product reaches %5.1f %%\n", "plain read", read_ms * 1e3,
+                100.0 * read_ms / ms);
   }
 }
 
@@ -434,11 +460,37 @@ void training(Bench& b, const AttentionDims& d, int64_t sequences, int64_t lengt
 
 }  // namespace
 
+void all_experts(Bench& b) {
+  for (const int64_t tokens : {1, 8, 32, 128, 256}) {
+    experts(b, tokens, 1536, 2048);
+    experts(b, tokens, 2048, 768);
+  }
+  experts(b, 4096, 1536, 2048);
+  experts(b, 4096, 2048, 768);
+}
+
 int main(int argc, char** argv) {
   double flops = 0.0;
-  if (argc == 3 && std::strcmp(argv[1], "--flops") == 0) flops = std::atof(argv[2]);
+  bool only_experts = false;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--flops") == 0 && i + 1 < argc) flops = std::atof(argv[++i]);
+    if (std::strcmp(argv[i], "experts") == 0) only_experts = true;
+    if (std::strcmp(argv[i], "one") == 0 && i + 4 < argc) {  // for a profiler: one FORMAT TOKENS N K
+      Bench b(flops);
+      experts(b, std::atoll(argv[i + 2]), std::atoll(argv[i + 3]), std::atoll(argv[i + 4]), argv[i + 1]);
+      return 0;
+    }
+  }
   Bench b(flops);
   b.measure_copy();
+  if (only_experts) {
+    for (const int64_t m : {1, 16}) {
+      plain(b, "qkv", m, 5120, 2048);
+      plain(b, "o", m, 2048, 4096);
+    }
+    all_experts(b);
+    return 0;
+  }
   for (const int64_t m : {1, 8, 16, 64}) {
     plain(b, "qkv", m, 5120, 2048);
     plain(b, "o", m, 2048, 4096);
@@ -448,11 +500,7 @@ int main(int argc, char** argv) {
     plain(b, "SmolLM2", m, 576, 1536);
   }
   plain(b, "square", 16, 8192, 8192);
-  for (const int64_t tokens : {1, 8, 32, 128}) {
-    experts(b, tokens, 1536, 2048);
-    experts(b, tokens, 2048, 768);
-  }
-  experts(b, 4096, 1536, 2048);
+  all_experts(b);
   plain(b, "large", 4096, 4096, 4096);
   plain(b, "large", 8192, 8192, 8192);
   plain(b, "SmolLM2", 8192, 1536, 576);

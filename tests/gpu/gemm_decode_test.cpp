@@ -1,0 +1,132 @@
+// Grouped products at the shapes that the kernels for decoding and for many rows of experts take, against the
+// CPU's exact mode, bit for bit: tiles that several blocks share, blocks that pass from tile to tile, experts
+// without rows.
+#include <algorithm>
+
+#include "base/philox.hpp"
+#include "exact_reference.hpp"
+#include "gpu.hpp"
+#include "kernels/gemm/gemm_cuda.hpp"
+#include "support/catch.hpp"
+
+using namespace accord;
+using namespace gpu_test;
+using kernels::cuda::GemmForward;
+using kernels::cuda::GemmGroups;
+using kernels::cuda::GemmWeight;
+using kernels::cuda::GroupTile;
+
+namespace {
+
+// Products of every expert's rows, gathered from `tokens` rows; into fp32 and bf16.
+void check_groups(const Gpu& gpu, WeightFormat format, Data data, const std::vector<int32_t>& counts,
+                  int64_t tokens, int64_t n, int64_t k, int32_t tile_rows) {
+  const auto experts = static_cast<int32_t>(counts.size());
+  std::vector<int32_t> offsets = {0};
+  for (const int32_t c : counts) offsets.push_back(offsets.back() + c);
+  const int64_t total = offsets.back();
+  PhiloxStream random(11, static_cast<uint64_t>(n * k));
+  std::vector<int32_t> gather;
+  for (int64_t i = 0; i < total; ++i) {
+    gather.push_back(static_cast<int32_t>(random.next_below(static_cast<uint64_t>(tokens))));
+  }
+  const TestActivations a = make_activations(format, make_data(data, tokens, k, 11), tokens, k);
+  std::vector<DeviceWeight> weights;
+  std::vector<GemmWeight> table;
+  std::vector<float> expected;
+  for (int32_t e = 0; e < experts; ++e) {
+    const TestWeight w = make_weight(format, make_data(data, n, k, 20 + static_cast<uint64_t>(e)), n, k);
+    weights.push_back(upload(gpu, w));
+    table.push_back(weights.back().weight());
+    const int32_t count = counts[static_cast<size_t>(e)];
+    if (count == 0) continue;
+    std::vector<BF16> part;
+    std::vector<float> outer;
+    for (int32_t i = 0; i < count; ++i) {
+      const int32_t t = gather[static_cast<size_t>(offsets[static_cast<size_t>(e)] + i)];
+      part.insert(part.end(), a.decoded.begin() + t * k, a.decoded.begin() + (t + 1) * k);
+      if (!a.outer.empty()) outer.push_back(a.outer[static_cast<size_t>(t)]);
+    }
+    std::vector<float> c = exact_products(part, w.decoded, count, n, k);
+    if (format == WeightFormat::kNVFP4) nvfp4_epilogue(c, count, n, outer, w.outer);
+    expected.insert(expected.end(), c.begin(), c.end());
+  }
+  const Memory device_offsets = gpu.upload(offsets);
+  const Memory device_gather = gpu.upload(gather);
+  const Memory device_table = gpu.upload(table);
+  const Memory rows_of_a = gpu.upload(a.decoded);
+  const Memory outer = gpu.upload(a.outer);
+  const int32_t bound = kernels::cuda::group_tiles_bound(total, experts, tile_rows);
+  const Memory tiles = gpu.allocate(static_cast<size_t>(bound) * sizeof(GroupTile));
+  const Memory num_tiles = gpu.allocate(4);
+  kernels::cuda::build_group_tiles(device_offsets.as<int32_t>(), experts, tile_rows, tiles.as<GroupTile>(),
+                                   num_tiles.as<int32_t>(), gpu.handle());
+  const Memory exact = gpu.allocate(expected.size() * 4);
+  const Memory rounded = gpu.allocate(expected.size() * 2);
+  GemmGroups groups;
+  groups.tiles = tiles.as<GroupTile>();
+  groups.num_tiles = num_tiles.as<int32_t>();
+  groups.max_tiles = bound;
+  groups.tile_rows = tile_rows;
+  groups.experts = device_table.as<GemmWeight>();
+  groups.gather = device_gather.as<int32_t>();
+  GemmForward g;
+  g.format = format;
+  g.m = total;
+  g.n = n;
+  g.k = k;
+  g.a = rows_of_a.as<BF16>();
+  g.lda = k;
+  g.a_outer = outer.as<float>();
+  g.groups = &groups;
+  g.c = {exact.data(), n, false, false};
+  REQUIRE(kernels::cuda::gemm_forward_takes(g));
+  kernels::cuda::gemm_forward(g, gpu.handle());
+  g.c = {rounded.data(), n, true, false};
+  kernels::cuda::gemm_forward(g, gpu.handle());
+  std::vector<BF16> expected_rounded;
+  for (const float x : expected) expected_rounded.push_back(accord::to_bf16(x));
+  report("experts",
+         std::string(name_of(format)) + " " + name_of(data) + " tile " + std::to_string(tile_rows) +
+             " N=" + std::to_string(n) + " K=" + std::to_string(k),
+         different(gpu.download<float>(exact, expected.size()), expected) +
+             different(gpu.download<BF16>(rounded, expected.size()), expected_rounded),
+         2 * expected.size());
+}
+
+std::vector<int32_t> many_counts(int32_t experts, int32_t most) {
+  std::vector<int32_t> counts;
+  for (int32_t e = 0; e < experts; ++e) counts.push_back((e * 7 + e / 5) % (most + 1));
+  return counts;
+}
+
+}  // namespace
+
+TEST_CASE("products of experts with few rows equal the exact mode where tiles share blocks") {
+  const auto gpu = Gpu::open();
+  if (!gpu) return;
+  const std::vector<int32_t> ragged = {0, 1, 5, 16, 17, 33, 0, 8, 9, 3, 0};
+  for (const WeightFormat format : kFormats) {
+    for (const Data data : kAllData) check_groups(*gpu, format, data, ragged, 40, 144, 768, 16);
+    check_groups(*gpu, format, Data::kNormal, ragged, 40, 2064, 256, 16);
+    check_groups(*gpu, format, Data::kHeavy, ragged, 40, 208, 2048, 16);
+    check_groups(*gpu, format, Data::kNormal, many_counts(300, 3), 50, 48, 256, 16);
+    check_groups(*gpu, format, Data::kNormal, many_counts(300, 2), 50, 32, 2048, 16);
+  }
+}
+
+TEST_CASE("products of experts with many rows equal the exact mode") {
+  const auto gpu = Gpu::open();
+  if (!gpu) return;
+  const std::vector<int32_t> ragged = {0, 130, 1, 64, 65, 128, 129, 0, 260, 32, 33, 300, 5, 0};
+  for (const WeightFormat format : kFormats) {
+    for (const Data data : kAllData) check_groups(*gpu, format, data, ragged, 200, 136, 256, 128);
+    check_groups(*gpu, format, Data::kHeavy, ragged, 200, 272, 768, 128);
+    const std::vector<int32_t> full = {256, 270, 0, 400, 129, 513, 64, 200};
+    check_groups(*gpu, format, Data::kHeavy, full, 300, 264, 320, 128);
+    check_groups(*gpu, format, Data::kNormal, full, 300, 128, 1088, 128);
+    check_groups(*gpu, format, Data::kNormal, many_counts(160, 160), 200, 264, 96, 128);
+  }
+  // Enough tiles that a block takes several, one after the other.
+  check_groups(*gpu, WeightFormat::kBF16, Data::kHeavy, many_counts(160, 96), 200, 512, 520, 128);
+}
