@@ -25,9 +25,10 @@ struct Choice {
 };
 
 // What the functions below assume of a block and of its outer scale: no product, square or sum that they or
-// the contract make underflows or overflows, and every a is below 7. `base` is b of the contract, s6 the
-// candidate's value; a NaN or an Inf among x makes b or the errors such that the answer is not sure.
-ACCORD_HOST_DEVICE inline bool is_ordinary(float base, float s6) { return base <= 448.0F && s6 >= 0x1p-6F; }
+// the contract make underflows or overflows, and every a is below 6.4. `base` is b of the contract, s6 the
+// candidate's value, 448 for every larger base: the block that holds A may come out a rounding above it. A
+// NaN or an Inf among x makes b or the errors such that the answer is not sure.
+ACCORD_HOST_DEVICE inline bool is_ordinary(float base, float s6) { return base <= 464.0F && s6 >= 0x1p-6F; }
 ACCORD_HOST_DEVICE inline bool is_ordinary_scope(float amax) { return amax > 0x1p-45F && amax < 0x1p60F; }
 
 // n/6 with the rounding of a division, unless the result is below 2^-100 (and then it is nearly that).
@@ -66,7 +67,9 @@ ACCORD_HOST_DEVICE inline Choice choose(float error6, float error4, float s6, fl
   const float e4 = unit4 * error4;
   const float margin = absolute ? kElementsF * 0x1p-23F * (unit6 + unit4) + 0x1p-15F * (e6 + e4)
                                 : kRelative * ((e6 + e4) + 0x1p-11F * (unit6 + unit4));
-  return {e4<e6, fabsf(e4 - e6)> margin};  // a NaN is not sure
+  // Near A both candidates are 448, so one and the same. A NaN is not sure.
+  const bool same = s4 == s6 && e4 == e6;
+  return {e4 < e6, same || fabsf(e4 - e6) > margin};
 }
 
 }  // namespace accord::formats

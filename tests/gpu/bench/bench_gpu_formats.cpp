@@ -46,6 +46,7 @@ struct Set {
   Memory col_q;
   Memory col_scale;
   Memory amax;
+  Memory whole;  // [1], the largest of all
 };
 
 // N(0,1)-like values: sums of uniform bytes, from a fixed generator.
@@ -76,9 +77,14 @@ void bench(const Gpu& gpu, int64_t megabytes, int64_t cols) {
   const auto count = static_cast<size_t>(elements);
   for (int i = 0; i < sets; ++i) {
     all.push_back({gpu.upload(values), gpu.allocate(count), gpu.allocate(count / 16), gpu.allocate(count),
-                   gpu.allocate(count / 16), gpu.allocate(static_cast<size_t>(rows) * sizeof(float))});
+                   gpu.allocate(count / 16), gpu.allocate(static_cast<size_t>(rows) * sizeof(float)),
+                   gpu.allocate(sizeof(float))});
   }
   const Memory scratch = gpu.allocate(cuda::kAmaxScratch * sizeof(float));
+  for (const Set& set : all) {
+    cuda::amax({set.x.data(), DtypeOf<T>::value, rows, cols, cols}, set.whole.as<float>(), false,
+               scratch.as<float>(), gpu.handle());
+  }
   const Memory copy_to = gpu.allocate(x_bytes);
   const double copy =
       2.0 * static_cast<double>(x_bytes) / seconds_of(gpu, sets, [&](int i) {
@@ -115,7 +121,7 @@ void bench(const Gpu& gpu, int64_t megabytes, int64_t cols) {
                          bool shared) {
     report("nvfp4 " + name, bytes_per_element, [&, shared](const Set& s, MatrixView x) {
       cuda::quantize_nvfp4(x, options, {s.row_q.as<uint8_t>(), s.row_scale.as<uint8_t>(), s.amax.as<float>()},
-                           shared ? s.amax.as<float>() : nullptr, scratch.as<float>(), gpu.handle());
+                           shared ? s.whole.as<float>() : nullptr, scratch.as<float>(), gpu.handle());
     });
   };
   constexpr double kOut = 9.0 / 16;

@@ -105,6 +105,29 @@ TEST_CASE("formats: the short rule of four over six decides as the contract wher
   }
 }
 
+TEST_CASE("formats: the short rule decides the blocks near the largest value where both candidates are 448") {
+  std::mt19937 random(29);
+  std::normal_distribution<float> normal;
+  for (const FourOverSix mode : {FourOverSix::kMse, FourOverSix::kMae}) {
+    Counts counts;
+    for (int i = 0; i < 20000; ++i) {
+      float values[16];
+      float largest = 0.0F;
+      for (float& v : values) {
+        v = normal(random);
+        largest = std::max(largest, std::fabs(v));
+      }
+      // The block of A itself, whose b may round above 448, and blocks down to where s6 is still 448.
+      const float outer_amax =
+          i % 2 == 0 ? largest : largest * (1.0F + static_cast<float>(i % 64) * 0x1p-11F);
+      compare<1>(values, make_outer_scale(outer_amax, 448), mode, counts);
+    }
+    CHECK(counts.wrong == 0);
+    CHECK(counts.wrong_codes == 0);
+    CHECK(counts.unsure == 0);
+  }
+}
+
 TEST_CASE("formats: the short rule leaves a block with a NaN or an Inf or a tiny scale undecided") {
   for (const float special : {std::nanf(""), INFINITY, 1e-30F}) {
     float values[16] = {1.0F, 0.5F, -0.25F};
@@ -113,8 +136,11 @@ TEST_CASE("formats: the short rule leaves a block with a NaN or an Inf or a tiny
     } else {
       values[7] = special;
     }
-    Counts counts;
-    compare<1>(values, make_outer_scale(1.0F, 448), FourOverSix::kMse, counts);
-    CHECK(counts.unsure == 1);
+    // In the second scope both candidates are 448.
+    for (const float outer_amax : {1.0F, 1.01F}) {
+      Counts counts;
+      compare<1>(values, make_outer_scale(outer_amax, 448), FourOverSix::kMse, counts);
+      CHECK(counts.unsure == 1);
+    }
   }
 }
