@@ -57,9 +57,8 @@ __device__ inline void wait_copies() { asm volatile("cp.async.wait_all;" ::: "me
 template <class T, int kUnits, bool kAccumulate>
 __global__ void __launch_bounds__(kThreads, 2) chunk_kernel(Rows args, T* dx, int group_warps) {
   __shared__ float warp_sums[2][kWarps];
-  // While rows pass, a thread's vectors of dx, in halves; then the sums of the groups before (two groups or
-  // more, so at most kThreads / 2 threads a row).
-  __shared__ uint4 buffer[(kAccumulate ? 2 : 1) * kUnits * kThreads];
+  // While rows pass, a thread's vectors of dx, in halves; then each group's sums of its columns.
+  __shared__ uint4 buffer[2 * kUnits * kThreads];
   auto* column_sums = reinterpret_cast<float*>(buffer);
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -174,27 +173,27 @@ __global__ void __launch_bounds__(kThreads, 2) chunk_kernel(Rows args, T* dx, in
   }
 
   __syncthreads();  // the buffer changes its use
+#pragma unroll
+  for (int u = 0; u < kUnits; ++u) {
+    const int v = first_vector + u * group_threads;
+    if (v < vectors) {
+      gpu::store_rounded(column_sums + (group * vectors + v) * kWide, dweight[u]);
+    }
+  }
+  __syncthreads();
   float* partial = args.partial + static_cast<int64_t>(blockIdx.x) * args.width;
-  for (int g = 0; g < groups; ++g) {
-    if (g == group) {
+  for (int v = static_cast<int>(threadIdx.x); v < vectors; v += kThreads) {
+    float total[kWide];
+    gpu::load_floats(column_sums + v * kWide, total);
+    for (int g = 1; g < groups; ++g) {
+      float sums[kWide];
+      gpu::load_floats(column_sums + (g * vectors + v) * kWide, sums);
 #pragma unroll
-      for (int u = 0; u < kUnits; ++u) {
-        const int v = first_vector + u * group_threads;
-        if (v < vectors) {
-          if (g > 0) {
-            float before[kWide];
-            gpu::load_floats(column_sums + v * kWide, before);
-#pragma unroll
-            for (int j = 0; j < kWide; ++j) {
-              dweight[u][j] = before[j] + dweight[u][j];
-            }
-          }
-          gpu::store_rounded((g == groups - 1 ? partial : column_sums) + v * kWide, dweight[u]);
-        }
-        __syncwarp();
+      for (int j = 0; j < kWide; ++j) {
+        total[j] = total[j] + sums[j];
       }
     }
-    __syncthreads();
+    gpu::store_rounded(partial + v * kWide, total);
   }
 }
 
