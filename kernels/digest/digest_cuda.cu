@@ -1,5 +1,7 @@
 // xxh3.hpp: sums of blocks of 1024 bytes (128 words: 32 lanes of a warp, two vectors of two words each), the
 // chain over the sums of an input (64 bytes a step) and its end.
+#include <cuda_pipeline.h>
+
 #include <algorithm>
 
 #include "kernels/cuda/launch.cuh"
@@ -18,10 +20,10 @@ constexpr int kWarps = kThreads / kWarp;
 // Of the multiprocessors: enough for several times the speed of any link between devices. Transfers that run
 // at the same time need free ones to start on.
 constexpr int kShareOfDevice = 2;
-constexpr int kAtOnce = 4;      // blocks whose loads a warp has under way
-constexpr int kVectors = 2;     // of 16 bytes, per thread and block
-constexpr int kSumsAtOnce = 8;  // loads of the chain under way: of four blocks each
-constexpr int kBlocksPerLoad = kWarp / kLanes;
+constexpr int kAtOnce = 4;   // blocks whose loads a warp has under way
+constexpr int kVectors = 2;  // of 16 bytes, per thread and block
+constexpr int kGroup = 32;   // steps of a chain whose sums are fetched together
+constexpr int kStages = 8;   // groups under way, and the one in use
 
 __constant__ xxh3::Secret secret = xxh3::kSecret;
 
@@ -102,48 +104,48 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A warp per run; every thread has lane t % 8 of the state, thread t the sums of block t / 8 of four.
+// A warp per run; thread t has lane t % 8 of the state. A step takes some ten nanoseconds, and a load from
+// memory as long as many steps: the sums come ahead, in groups, through a ring in shared memory.
 __global__ void __launch_bounds__(kWarp)
     chain_kernel(const DigestBlocks* runs, const uint64_t* sums, uint64_t* states) {
+  constexpr int kWords = kGroup * kLanes;  // of a group
+  constexpr int kWordsPerCopy = 2;         // of one thread: 16 bytes
+  __shared__ alignas(16) uint64_t ring[kStages * kWords];
   const DigestBlocks run = runs[blockIdx.x];
   const int t = static_cast<int>(threadIdx.x);
   const int lane = t % kLanes;
   const uint64_t key = xxh3::secret_word(secret, xxh3::kScrambleSecret + 8 * lane);
   uint64_t* const state = states + static_cast<int64_t>(run.input) * kLanes;
   uint64_t v = run.first == 0 ? xxh3::initial_lane(lane) : state[lane];
-  constexpr int kGroup = kSumsAtOnce * kBlocksPerLoad;
-  const uint64_t* const from = sums + run.at * kLanes + t;
-  uint64_t next[kSumsAtOnce];
-  const auto load = [&](int begin) {
+
+  const uint64_t* from = sums + run.at * kLanes + t * kWordsPerCopy;  // of the next group
+  int left = run.count * kLanes - t * kWordsPerCopy;                  // words from there on
+  const auto fetch = [&](int stage) {
+    uint64_t* const to = ring + stage * kWords + t * kWordsPerCopy;
 #pragma unroll
-    for (int j = 0; j < kSumsAtOnce; ++j) {
-      const int block = begin + kBlocksPerLoad * j;
-      next[j] = block + t / kLanes < run.count ? from[static_cast<int64_t>(block) * kLanes] : 0;
+    for (int word = 0; word < kWords; word += kWarp * kWordsPerCopy) {
+      if (word < left) __pipeline_memcpy_async(to + word, from + word, kWordsPerCopy * sizeof(uint64_t));
     }
+    __pipeline_commit();
+    from += kWords;
+    left -= kWords;
   };
-  load(0);
-  for (int begin = 0; begin < run.count; begin += kGroup) {
-    uint64_t now[kSumsAtOnce];
+#pragma unroll 1
+  for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage);
+
+  int stage = 0;
+#pragma unroll 1
+  for (int count = run.count; count > 0; count -= kGroup, stage = (stage + 1) % kStages) {
+    __pipeline_wait_prior(kStages - 2);
+    __syncwarp();  // everybody's part of this group has come, and nobody reads the one before any more
+    fetch((stage + kStages - 1) % kStages);
+    const uint64_t* const now = ring + stage * kWords + lane;
+    if (count >= kGroup) {
 #pragma unroll
-    for (int j = 0; j < kSumsAtOnce; ++j) now[j] = next[j];
-    load(begin + kGroup);
-    if (begin + kGroup <= run.count) {
-#pragma unroll
-      for (int j = 0; j < kSumsAtOnce; ++j) {
-#pragma unroll
-        for (int b = 0; b < kBlocksPerLoad; ++b) {
-          v = xxh3::scramble(v + __shfl_sync(kFullMask, now[j], kLanes * b + lane), key);
-        }
-      }
+      for (int b = 0; b < kGroup; ++b) v = xxh3::scramble(v + now[b * kLanes], key);
     } else {
-#pragma unroll
-      for (int j = 0; j < kSumsAtOnce; ++j) {
-#pragma unroll
-        for (int b = 0; b < kBlocksPerLoad; ++b) {
-          const uint64_t sum = __shfl_sync(kFullMask, now[j], kLanes * b + lane);
-          if (begin + kBlocksPerLoad * j + b < run.count) v = xxh3::scramble(v + sum, key);
-        }
-      }
+#pragma unroll 1
+      for (int b = 0; b < count; ++b) v = xxh3::scramble(v + now[b * kLanes], key);
     }
   }
   if (t < kLanes) state[lane] = v;
