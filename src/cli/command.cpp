@@ -37,4 +37,20 @@ CLI::Validator seed_number() {
           "SEED"};
 }
 
+void add_device_option(CLI::App& command, std::string& device) {
+  command.add_option("--device", device, "Where it computes: cpu or cuda:N")->capture_default_str();
+}
+
+StatusOr<Device> open_device(const std::string& device) {
+  const StatusOr<DeviceId> id = parse_device(device);
+  if (!id.ok()) {
+    return annotate(id.status(), "--device");
+  }
+  StatusOr<Device> opened = Device::open(*id);
+  if (!opened.ok()) {
+    return annotate(opened.status(), "--device");
+  }
+  return opened;
+}
+
 }  // namespace accord::cli

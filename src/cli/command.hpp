@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/status.hpp"
+#include "device/device.hpp"
 
 namespace accord::cli {
 
@@ -18,5 +19,9 @@ std::string build_id();
 CLI::Validator positive_number();
 CLI::Validator nonnegative_number();
 CLI::Validator seed_number();  // a whole number of 64 bits
+
+// --device, "cpu" unless given.
+void add_device_option(CLI::App& command, std::string& device);
+StatusOr<Device> open_device(const std::string& device);  // errors name the option
 
 }  // namespace accord::cli

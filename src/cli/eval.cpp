@@ -83,19 +83,19 @@ StatusOr<std::vector<Sample>> draw(const Arguments& arguments, LocalEngine& loca
     longest = std::max(longest, static_cast<int64_t>(request.prompt.tokens.size()));
   }
   const auto total = static_cast<int64_t>(requests.size()) * arguments.samples;
-  ACCORD_ASSIGN_OR_RETURN(
-      const std::unique_ptr<rollout::Engine> engine,
-      local.make_engine({.max_rows = static_cast<int32_t>(std::min<int64_t>(total, kBatchRows)),
-                         .longest_sequence = longest + arguments.engine.max_tokens}));
+  ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<controller::ServedModel> model,
+                          local.serve({.max_rows = static_cast<int32_t>(std::min<int64_t>(total, kBatchRows)),
+                                       .longest_sequence = longest + arguments.engine.max_tokens}));
+  rollout::Engine& engine = model->engine();
   rollout::Callbacks callbacks;
   telemetry::ProgressBar bar("samples", total);
   int64_t finished = 0;
   callbacks.on_sample = [&](const Sample&) {
     bar.update(++finished,
-               fmt::format("{:.0f} tokens/s", static_cast<double>(engine->stats().generated_tokens) /
-                                                  std::max(engine->stats().forward_seconds, 1e-9)));
+               fmt::format("{:.0f} tokens/s", static_cast<double>(engine.stats().generated_tokens) /
+                                                  std::max(engine.stats().forward_seconds, 1e-9)));
   };
-  return engine->generate(requests, callbacks);
+  return engine.generate(requests, callbacks);
 }
 
 // Draws and scores everything; `lines` takes a JSON line per sample, in order.

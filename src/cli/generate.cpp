@@ -126,15 +126,15 @@ Status generate(const Arguments& arguments, bool limit_given) {
         static_cast<int32_t>(std::min<int64_t>(request.sampling.max_new_tokens, room));
   }
   ACCORD_ASSIGN_OR_RETURN(
-      const std::unique_ptr<rollout::Engine> engine,
-      local->make_engine(
-          {.max_rows = 1, .longest_sequence = prompt_length + request.sampling.max_new_tokens}));
+      const std::unique_ptr<controller::ServedModel> model,
+      local->serve({.max_rows = 1, .longest_sequence = prompt_length + request.sampling.max_new_tokens}));
 
   Stream stream(local->tokenizer(), !arguments.json);
   rollout::Callbacks callbacks;
   callbacks.on_token = [&](const SampleKey&, int32_t token, float) { stream.push(token); };
   const Clock::time_point start = Clock::now();
-  ACCORD_ASSIGN_OR_RETURN(const std::vector<Sample> samples, engine->generate({&request, 1}, callbacks));
+  ACCORD_ASSIGN_OR_RETURN(const std::vector<Sample> samples,
+                          model->engine().generate({&request, 1}, callbacks));
   stream.finish();
   const Sample& sample = samples.front();
   const double prefill = stream.first_after(start);

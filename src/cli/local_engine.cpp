@@ -41,6 +41,7 @@ void add_local_engine_options(CLI::App& command, LocalEngineArguments& arguments
   command.add_option("--threads", arguments.threads, "Threads; never changes a token (0: all)")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
+  add_device_option(command, arguments.device);
   CLI::Option* chat = command.add_flag(
       "--chat", arguments.chat, "Put prompts into the model's chat template (default: where it has one)");
   add_chat_options(command, arguments.template_options);
@@ -51,6 +52,7 @@ StatusOr<std::unique_ptr<LocalEngine>> LocalEngine::load(const LocalEngineArgume
                                                          bool tokenizer_required) {
   auto engine = std::unique_ptr<LocalEngine>(new LocalEngine());
   engine->arguments_ = arguments;
+  ACCORD_ASSIGN_OR_RETURN(engine->device_, open_device(arguments.device));
   ACCORD_RETURN_IF_ERROR(engine->load_text(tokenizer_required));
   controller::LocalModelOptions options;
   options.checkpoint = arguments.checkpoint;
@@ -60,6 +62,10 @@ StatusOr<std::unique_ptr<LocalEngine>> LocalEngine::load(const LocalEngineArgume
     ACCORD_ASSIGN_OR_RETURN(options.compute_dtype, controller::parse_compute_dtype(arguments.dtype));
   }
   ACCORD_ASSIGN_OR_RETURN(engine->local_, controller::LocalModel::load(options));
+  if (engine->device_.is_cuda()) {
+    ACCORD_ASSIGN_OR_RETURN(engine->weights_,
+                            controller::DeviceWeights::copy(*engine->local_, engine->device_));
+  }
   engine->find_stop_tokens();
   return engine;
 }
@@ -119,22 +125,37 @@ SamplingParams LocalEngine::sampling() const {
   return params;
 }
 
-StatusOr<std::unique_ptr<rollout::Engine>> LocalEngine::make_engine(const BatchSize& size) {
+StatusOr<std::unique_ptr<controller::ServedModel>> LocalEngine::serve(const BatchSize& size) {
   const ModelConfig& c = config();
-  const int64_t bytes_per_row = kv_row_bytes(c, size_of(local_->model().compute_dtype()));
-  rollout::EngineOptions options;
+  int64_t cache_bytes = controller::kAutoCacheBytes;
+  if (weights_ != nullptr) {
+    ACCORD_ASSIGN_OR_RETURN(const DeviceInfo info, device_.info());
+    cache_bytes = controller::device_cache_bytes(info, 1, 1);
+  }
+  const int64_t bytes_per_row = kv_row_bytes(c, size_of(local_->compute_dtype()));
+  controller::ServedModelOptions served;
+  served.compute_dtype = local_->compute_dtype();
+  rollout::EngineOptions& options = served.engine;
   options.max_batch_rows = std::max(size.max_rows, kPrefillChunk);
   options.prefill_chunk = kPrefillChunk;
   // Room for all samples at once, within bounds; one page more than the longest needs.
   const int64_t one = size.longest_sequence + model::kPageSize;
-  options.kv_cache_tokens =
-      std::clamp(size.max_rows * one, one, std::max(one, controller::kAutoCacheBytes / bytes_per_row));
+  options.kv_cache_tokens = std::clamp(size.max_rows * one, one, std::max(one, cache_bytes / bytes_per_row));
   options.run_seed = arguments_.seed;
-  rollout::Detokenize detokenize;
   if (tokenizer_ != nullptr) {
-    detokenize = [this](std::span<const int32_t> ids) { return decode(ids); };
+    served.detokenize = [this](std::span<const int32_t> ids) { return decode(ids); };
   }
-  return rollout::Engine::create(local_->model(), options, local_->pool(), std::move(detokenize));
+  if (weights_ == nullptr) {
+    ACCORD_ASSIGN_OR_RETURN(model::PolicyWeights bound,
+                            model::bind_weights(c, local_->manifest(), local_->arena()));
+    return controller::serve_on_cpu(c, std::move(bound), local_->pool(), std::move(served));
+  }
+  ACCORD_ASSIGN_OR_RETURN(model::PolicyWeights bound, weights_->bind());
+  ACCORD_ASSIGN_OR_RETURN(
+      std::unique_ptr<controller::ServedModel> model,
+      controller::serve_on_cuda(c, std::move(bound), device_, weights_->stream(), std::move(served)));
+  ACCORD_RETURN_IF_ERROR(model->weights_changed());
+  return model;
 }
 
 }  // namespace accord::cli

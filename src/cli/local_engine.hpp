@@ -7,8 +7,9 @@
 
 #include "base/flow.hpp"
 #include "cli/command.hpp"
+#include "controller/device_weights.hpp"
 #include "controller/local_model.hpp"
-#include "rollout/engine.hpp"
+#include "controller/served_model.hpp"
 #include "text/chat_template.hpp"
 #include "text/tokenizer.hpp"
 
@@ -19,6 +20,7 @@ struct LocalEngineArguments {
   std::string dtype;  // empty: the recipe's, or bfloat16
   std::string recipe;
   int threads = 0;
+  std::string device = "cpu";
   uint64_t seed = 0;
   float temperature = 0.0F;
   float top_p = 1.0F;
@@ -53,7 +55,8 @@ class LocalEngine {
   // Text of response tokens, without special tokens.
   std::string decode(std::span<const int32_t> ids) const { return tokenizer_->decode(ids, true); }
 
-  StatusOr<std::unique_ptr<rollout::Engine>> make_engine(const BatchSize& size);
+  // Must not outlive this object.
+  StatusOr<std::unique_ptr<controller::ServedModel>> serve(const BatchSize& size);
 
  private:
   LocalEngine() = default;
@@ -61,7 +64,9 @@ class LocalEngine {
   void find_stop_tokens();
 
   LocalEngineArguments arguments_;
+  Device device_;
   std::unique_ptr<controller::LocalModel> local_;
+  std::unique_ptr<controller::DeviceWeights> weights_;  // of a CUDA device
   std::unique_ptr<text::Tokenizer> tokenizer_;
   text::ChatTemplate chat_{text::ChatTemplate::Kind::kNone};
   std::vector<int32_t> stop_tokens_;

@@ -8,6 +8,7 @@
 #include "checkpoint/safetensors.hpp"
 #include "cli/commands.hpp"
 #include "cli/text_io.hpp"
+#include "controller/device_weights.hpp"
 #include "controller/local_model.hpp"
 #include "controller/sequence_logits.hpp"
 #include "kernels/logprob/logprob.hpp"
@@ -23,6 +24,7 @@ struct Arguments {
   std::string dtype;
   std::string recipe;
   int threads = 0;
+  std::string device = "cpu";
 };
 
 struct Input {
@@ -63,6 +65,7 @@ std::vector<checkpoint::TensorSpec> output_specs(const ModelConfig& c, const Inp
 }
 
 Status write_logprobs(const Arguments& arguments) {
+  ACCORD_ASSIGN_OR_RETURN(const Device device, open_device(arguments.device));
   controller::LocalModelOptions options{arguments.checkpoint, std::nullopt, arguments.recipe,
                                         arguments.threads};
   if (!arguments.dtype.empty()) {
@@ -72,6 +75,10 @@ Status write_logprobs(const Arguments& arguments) {
   ACCORD_ASSIGN_OR_RETURN(const Input input, read_ids(arguments.in));
   ACCORD_ASSIGN_OR_RETURN(const std::unique_ptr<controller::LocalModel> local,
                           controller::LocalModel::load(options));
+  std::unique_ptr<controller::DeviceWeights> weights;
+  if (device.is_cuda()) {
+    ACCORD_ASSIGN_OR_RETURN(weights, controller::DeviceWeights::copy(*local, device));
+  }
   const ModelConfig& c = local->config();
   if (input.length > c.max_position_embeddings) {
     return data_error(
@@ -103,8 +110,9 @@ Status write_logprobs(const Arguments& arguments) {
     bar.update(s + 1);
     return absl::OkStatus();
   };
-  const Status status =
-      controller::sequence_logits(local->model(), {input.ids, input.batch, input.length}, on_logits);
+  const controller::SequenceBatch batch{input.ids, input.batch, input.length};
+  const Status status = weights != nullptr ? controller::sequence_logits(*weights, batch, on_logits)
+                                           : controller::sequence_logits(local->model(), batch, on_logits);
   if (!status.ok()) {
     return annotate(status, arguments.in);
   }
@@ -133,6 +141,7 @@ void add_logprobs(CLI::App& app, Action& action) {
   command->add_option("--threads", arguments->threads, "Threads; never changes a value (0: all)")
       ->check(CLI::Range(0, 1024))
       ->capture_default_str();
+  add_device_option(*command, arguments->device);
   command->callback([arguments, &action] { action = [arguments] { return write_logprobs(*arguments); }; });
 }
 

@@ -3,7 +3,6 @@
 #include "controller/local_processes.hpp"
 #include "controller/rollout_worker.hpp"
 #include "controller/trainer_worker.hpp"
-#include "device/device.hpp"
 #include "rpc/identity.hpp"
 #include "rpc/worker_process.hpp"
 
@@ -21,14 +20,7 @@ struct WorkerArguments {
 Status run(const WorkerArguments& arguments) {
   ACCORD_RETURN_IF_ERROR(controller::die_with_parent());
   log::set_identity(fmt::format("{}/{}", arguments.pool, arguments.rank));
-  const StatusOr<DeviceId> asked = parse_device(arguments.device);
-  if (!asked.ok()) {
-    return annotate(asked.status(), "--device");
-  }
-  const StatusOr<Device> device = Device::open(*asked);
-  if (!device.ok()) {
-    return annotate(device.status(), "--device");
-  }
+  ACCORD_ASSIGN_OR_RETURN(const Device device, open_device(arguments.device));
   ACCORD_RETURN_IF_ERROR(annotate(rpc::check_loopback(arguments.controller), "--controller"));
   rpc::WorkerProcessOptions options;
   options.trainer = arguments.pool == "trainer";
@@ -43,10 +35,10 @@ Status run(const WorkerArguments& arguments) {
     const auto fetch = [&links](const std::string& holder, std::span<const SampleKey> keys) {
       return links.fetch(holder, keys);
     };
-    const auto worker = controller::make_trainer_worker(arguments.rank, links.store, fetch, *device);
+    const auto worker = controller::make_trainer_worker(arguments.rank, links.store, fetch, device);
     return rpc::run_worker(options, links, nullptr, worker.get(), &address);
   }
-  const auto worker = controller::make_rollout_worker(arguments.rank, links.store, *device);
+  const auto worker = controller::make_rollout_worker(arguments.rank, links.store, device);
   return rpc::run_worker(options, links, worker.get(), nullptr, &address);
 }
 
@@ -64,8 +56,7 @@ void add_worker(CLI::App& app, Action& action) {
   command->add_option("--controller", arguments->controller, "The controller's address")
       ->required()
       ->type_name("HOST:PORT");
-  command->add_option("--device", arguments->device, "Where it computes: cpu or cuda:N")
-      ->capture_default_str();
+  add_device_option(*command, arguments->device);
   command
       ->add_option("--register-timeout", arguments->register_seconds,
                    "How long to look for the controller, in seconds")

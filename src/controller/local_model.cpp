@@ -69,6 +69,7 @@ LocalModel::~LocalModel() = default;
 const ModelConfig& LocalModel::config() const { return impl_->config; }
 const WeightManifest& LocalModel::manifest() const { return impl_->manifest; }
 const std::byte* LocalModel::arena() const { return impl_->arena->data(); }
+Dtype LocalModel::compute_dtype() const { return impl_->model->compute_dtype(); }
 model::Model& LocalModel::model() { return *impl_->model; }
 ThreadPool& LocalModel::pool() { return impl_->pool; }
 

@@ -35,6 +35,7 @@ class LocalModel {
   const ModelConfig& config() const;
   const WeightManifest& manifest() const;
   const std::byte* arena() const;  // the weights' bytes
+  Dtype compute_dtype() const;
   model::Model& model();
   ThreadPool& pool();
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "controller/device_weights.hpp"
 #include "controller/reference_forward.hpp"
 #include "device/device_buffer.hpp"
 #include "device/stream.hpp"
@@ -12,9 +13,12 @@ namespace {
 
 class CudaReference final : public ReferenceForward {
  public:
-  explicit CudaReference(const Device& device) : device_(device) {}
+  CudaReference(std::unique_ptr<DeviceWeights> weights, std::unique_ptr<model::CudaModel> model)
+      : weights_(std::move(weights)),
+        device_(weights_->device()),
+        stream_(weights_->stream()),
+        model_(std::move(model)) {}
 
-  Status take(const LocalModel& local);
   Status logprobs(const trainer::PackedBatch& packed, std::span<const float> temperatures,
                   std::span<float> logprobs) override;
 
@@ -22,27 +26,13 @@ class CudaReference final : public ReferenceForward {
   Status upload(const trainer::PackedBatch& packed, std::span<const float> temperatures);
   Status run_layers(const trainer::PackedBatch& packed);
 
-  const Device device_;
-  Stream stream_;
-  Memory arena_;
-  std::unique_ptr<model::CudaModel> model_;
+  const std::unique_ptr<DeviceWeights> weights_;
+  const Device& device_;
+  const Stream& stream_;
+  const std::unique_ptr<model::CudaModel> model_;
   DeviceBuffer x_, k_, v_, logits_, logprobs_;
   DeviceBuffer rows_, tokens_, temperatures_;  // per response token
 };
-
-Status CudaReference::take(const LocalModel& local) {
-  ACCORD_RETURN_IF_ERROR(device_.make_current());
-  ACCORD_ASSIGN_OR_RETURN(stream_, Stream::create(device_));
-  const auto bytes = static_cast<size_t>(local.manifest().arena_bytes);
-  ACCORD_ASSIGN_OR_RETURN(arena_, Memory::allocate(device_, bytes));
-  ACCORD_RETURN_IF_ERROR(stream_.copy(arena_.data(), local.arena(), bytes));
-  ACCORD_RETURN_IF_ERROR(stream_.synchronize());
-  ACCORD_ASSIGN_OR_RETURN(model::PolicyWeights bound,
-                          model::bind_weights(local.config(), local.manifest(), arena_.data()));
-  ACCORD_ASSIGN_OR_RETURN(model_,
-                          model::CudaModel::create(local.config(), std::move(bound), device_, stream_));
-  return model_->check_weights();
-}
 
 // What the call's inputs are copied from lives until its end, where the host waits.
 Status CudaReference::upload(const trainer::PackedBatch& packed, std::span<const float> temperatures) {
@@ -99,9 +89,13 @@ Status CudaReference::logprobs(const trainer::PackedBatch& packed, std::span<con
 
 StatusOr<std::unique_ptr<ReferenceForward>> make_cuda_reference(std::unique_ptr<LocalModel> model,
                                                                 const Device& device) {
-  auto reference = std::make_unique<CudaReference>(device);
-  ACCORD_RETURN_IF_ERROR(reference->take(*model));
-  return reference;
+  ACCORD_ASSIGN_OR_RETURN(std::unique_ptr<DeviceWeights> weights, DeviceWeights::copy(*model, device));
+  ACCORD_ASSIGN_OR_RETURN(model::PolicyWeights bound, weights->bind());
+  ACCORD_ASSIGN_OR_RETURN(
+      std::unique_ptr<model::CudaModel> on_device,
+      model::CudaModel::create(weights->config(), std::move(bound), device, weights->stream()));
+  ACCORD_RETURN_IF_ERROR(on_device->check_weights());
+  return std::make_unique<CudaReference>(std::move(weights), std::move(on_device));
 }
 
 }  // namespace accord::controller

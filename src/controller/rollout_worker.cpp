@@ -94,12 +94,13 @@ Status RolloutWorkerImpl::make_model() {
   options.engine.run_seed = recipe.run.seed;
   options.engine.record_routing = recipe.algorithm.routing_replay;
   options.detokenize = [this](std::span<const int32_t> ids) { return tokenizer_->decode(ids, true); };
+  ACCORD_ASSIGN_OR_RETURN(model::PolicyWeights weights,
+                          model::bind_weights(config, policy_->manifest, arena_->data()));
   if (device_.is_cuda()) {
-    ACCORD_ASSIGN_OR_RETURN(
-        model_, serve_on_cuda(config, policy_->manifest, *arena_, device_, stream_, std::move(options)));
-  } else {
     ACCORD_ASSIGN_OR_RETURN(model_,
-                            serve_on_cpu(config, policy_->manifest, *arena_, *pool_, std::move(options)));
+                            serve_on_cuda(config, std::move(weights), device_, stream_, std::move(options)));
+  } else {
+    ACCORD_ASSIGN_OR_RETURN(model_, serve_on_cpu(config, std::move(weights), *pool_, std::move(options)));
   }
   return absl::OkStatus();
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status.hpp"
+#include "controller/device_weights.hpp"
 #include "device/tensor_view.hpp"
 #include "model/forward.hpp"
 
@@ -24,5 +25,25 @@ using OnLogits = std::function<Status(int64_t sequence, MatrixView logits,
 
 // Errors: an id outside the vocabulary (65, names sequence and position); what `on_logits` returns.
 Status sequence_logits(model::Model& model, const SequenceBatch& batch, const OnLogits& on_logits);
+// On a device. `logits` of the callback are the host's.
+Status sequence_logits(const DeviceWeights& weights, const SequenceBatch& batch, const OnLogits& on_logits);
+
+// What both do with one sequence at a time: its rows are its positions, its pages lie in order.
+class OneSequence {
+ public:
+  explicit OneSequence(const SequenceBatch& batch);
+
+  int64_t cache_rows() const;
+  std::span<const int32_t> rows() const { return rows_; }
+  model::Batch batch(int64_t sequence) const;
+
+ private:
+  const SequenceBatch& all_;
+  std::vector<int32_t> rows_;
+  std::vector<int32_t> pages_;
+  model::Segment segment_;
+};
+// Error: an id outside the vocabulary.
+Status check_ids(const SequenceBatch& batch, int64_t vocab_size);
 
 }  // namespace accord::controller

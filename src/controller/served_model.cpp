@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "model/forward.hpp"
-
 namespace accord::controller {
 namespace {
 
@@ -22,12 +20,10 @@ class CpuModel final : public ServedModel {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<ServedModel>> serve_on_cpu(const ModelConfig& config, const WeightManifest& manifest,
-                                                    PolicyArena& arena, ThreadPool& pool,
-                                                    ServedModelOptions options) {
-  ACCORD_ASSIGN_OR_RETURN(model::PolicyWeights bound, model::bind_weights(config, manifest, arena.data()));
+StatusOr<std::unique_ptr<ServedModel>> serve_on_cpu(const ModelConfig& config, model::PolicyWeights weights,
+                                                    ThreadPool& pool, ServedModelOptions options) {
   ACCORD_ASSIGN_OR_RETURN(std::unique_ptr<model::Model> model,
-                          model::Model::create(config, std::move(bound), options.compute_dtype, pool));
+                          model::Model::create(config, std::move(weights), options.compute_dtype, pool));
   ACCORD_ASSIGN_OR_RETURN(
       std::unique_ptr<rollout::Engine> engine,
       rollout::Engine::create(*model, options.engine, pool, std::move(options.detokenize)));

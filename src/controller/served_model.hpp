@@ -1,13 +1,15 @@
 #pragma once
-// The model and the engine of a rollout worker, over an arena's bytes on the arena's device.
+// A model and an engine over it, on a device where the bytes of an arena lie.
 #include <memory>
 
 #include "base/dtype.hpp"
 #include "base/flow.hpp"
 #include "base/model_config.hpp"
 #include "base/status.hpp"
-#include "controller/policy_arena.hpp"
+#include "device/device.hpp"
+#include "device/stream.hpp"
 #include "device/thread_pool.hpp"
+#include "model/forward.hpp"
 #include "rollout/engine.hpp"
 
 namespace accord::controller {
@@ -27,13 +29,12 @@ struct ServedModelOptions {
   rollout::Detokenize detokenize;
 };
 
-// All but the options must outlive the model. Errors: those of the models and of the engine.
-StatusOr<std::unique_ptr<ServedModel>> serve_on_cpu(const ModelConfig& config, const WeightManifest& manifest,
-                                                    PolicyArena& arena, ThreadPool& pool,
-                                                    ServedModelOptions options);
+// `weights`: bound to the arena. All but the options must outlive the model. Errors: those of the models and
+// of the engine.
+StatusOr<std::unique_ptr<ServedModel>> serve_on_cpu(const ModelConfig& config, model::PolicyWeights weights,
+                                                    ThreadPool& pool, ServedModelOptions options);
 // `stream`: of `device`. Unavailable in a build without CUDA.
-StatusOr<std::unique_ptr<ServedModel>> serve_on_cuda(const ModelConfig& config,
-                                                     const WeightManifest& manifest, PolicyArena& arena,
+StatusOr<std::unique_ptr<ServedModel>> serve_on_cuda(const ModelConfig& config, model::PolicyWeights weights,
                                                      const Device& device, const Stream& stream,
                                                      ServedModelOptions options);
 

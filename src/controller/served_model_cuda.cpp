@@ -21,13 +21,11 @@ class CudaServedModel final : public ServedModel {
 
 }  // namespace
 
-StatusOr<std::unique_ptr<ServedModel>> serve_on_cuda(const ModelConfig& config,
-                                                     const WeightManifest& manifest, PolicyArena& arena,
+StatusOr<std::unique_ptr<ServedModel>> serve_on_cuda(const ModelConfig& config, model::PolicyWeights weights,
                                                      const Device& device, const Stream& stream,
                                                      ServedModelOptions options) {
-  ACCORD_ASSIGN_OR_RETURN(model::PolicyWeights bound, model::bind_weights(config, manifest, arena.data()));
   ACCORD_ASSIGN_OR_RETURN(std::unique_ptr<model::CudaModel> model,
-                          model::CudaModel::create(config, std::move(bound), device, stream));
+                          model::CudaModel::create(config, std::move(weights), device, stream));
   ACCORD_ASSIGN_OR_RETURN(std::unique_ptr<rollout::Engine> engine,
                           rollout::Engine::create(*model, options.engine, std::move(options.detokenize)));
   return std::make_unique<CudaServedModel>(std::move(model), std::move(engine));

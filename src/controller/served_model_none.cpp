@@ -3,9 +3,8 @@
 namespace accord::controller {
 
 StatusOr<std::unique_ptr<ServedModel>> serve_on_cuda(const ModelConfig& /*config*/,
-                                                     const WeightManifest& /*manifest*/,
-                                                     PolicyArena& /*arena*/, const Device& /*device*/,
-                                                     const Stream& /*stream*/,
+                                                     model::PolicyWeights /*weights*/,
+                                                     const Device& /*device*/, const Stream& /*stream*/,
                                                      ServedModelOptions /*options*/) {
   return unavailable_error("rollout: this build has no CUDA");
 }

@@ -3,9 +3,10 @@ repeat, resume and replay; a changed byte in the device's memory shows. Skips wh
 import json
 import re
 import signal
+import struct
 
 import harness
-from harness import BAD_RECIPE, require, require_equal, require_parts
+from harness import BAD_RECIPE, USAGE, require, require_equal, require_parts
 
 CUDA = {"rollout.device": "cuda", "trainer.device": "cuda"}
 NVFP4 = {"configs": {"nvfp4": {"format": "nvfp4"}, "mxfp8": {"format": "mxfp8"}}, "backward": "dequantized",
@@ -163,6 +164,41 @@ def case_resume_and_replay(t):
     require_equal(parts.weights(4), whole.weights(4), "weights of a resumed run")
     replayed = t.accord("replay", whole.path, "--step", "4")
     t.note(replayed.out.strip().splitlines()[-1])
+
+
+def case_generate_eval_and_logprobs(t):
+    """A device draws what it gave as log-probabilities of whole sequences, to the bit; near the CPU's."""
+    names = usable(t)
+    if not names:
+        return
+    run = train(t, "drawn")
+    hf = run.checkpoint(3) + "/hf"
+    of_run = ["--recipe", run.file("recipe.yaml")]
+    ids = [7, 12, 33, 5, 18]
+    harness.write(t.path("ids.json"), json.dumps(ids))
+    sampled = ["generate", hf, "--ids", t.path("ids.json"), "--json", "--max-tokens", "40", "--temperature", "1",
+               "--seed", "5", *of_run]
+    drawn = json.loads(t.accord(*sampled, "--device", names[0]).out)
+    whole = ids + drawn["ids"]
+    harness.write_safetensors_i32(t.path("ids.safetensors"), "input_ids", [1, len(whole)], whole)
+    logprobs = {}
+    for device in (names[0], "cpu"):
+        t.accord("logprobs", hf, t.path("ids.safetensors"), t.path("out.safetensors"), "--device", device, *of_run)
+        out = harness.read_safetensors(t.path("out.safetensors"))
+        require_equal(sorted(out), ["logits", "logprobs", "router.0.ids", "router.1.ids"], f"tensors of {device}")
+        logprobs[device] = struct.unpack(f"<{len(whole) - 1}f", out["logprobs"][2])[len(ids) - 1:]
+    count = len(drawn["ids"])
+    generated = struct.unpack(f"<{count}f", struct.pack(f"<{count}f", *drawn["logprobs"]))
+    require_equal(logprobs[names[0]], generated, "log-probs of logprobs and generate")
+    difference = max(abs(a - b) for a, b in zip(logprobs["cpu"], generated))
+    require(difference < 0.5, f"log-probs of the CPU and of the device differ by {difference}")
+    score = [json.loads(t.accord("eval", hf, "--data", t.input("data/holdout.jsonl"), "--reward", "math_dapo", "--max-tokens", "12",
+                                 "--temperature", "0", "--json", "--device", names[0], *of_run).out)
+             for _ in range(2)]
+    require_equal(score[0], score[1], "eval, twice")
+    require_equal(score[0]["prompts"], 8, "prompts of eval")
+    error = t.accord(*sampled, "--dtype", "float32", "--device", names[0], expect=USAGE).error()
+    require_parts(error, ["float32", "bfloat16", "--dtype"], "the error of a dtype that devices do not have")
 
 
 def case_mixed_pools(t):
