@@ -11,6 +11,8 @@
 //   dk    k   q   v   do  q
 //   dv    k   q           do
 #include "kernels/attention/attention_backward_tiles.cuh"
+#include "kernels/attention/attention_shapes.hpp"
+#include "kernels/gemm/gemm_large.hpp"
 
 namespace accord::kernels::cuda {
 namespace {
@@ -263,6 +265,10 @@ void attention_backward(const AttentionBackwardArgs& args, StreamHandle stream) 
   const int64_t work = args.num_rows * d.num_heads;
   delta_kernel<<<static_cast<unsigned>(gpu::ceil_div(work, kThreads / 32)), kThreads, 0, stream>>>(args);
   check_launch("attention_backward delta");
+  if (!args.portable && d.head_dim == d.v_head_dim && (d.head_dim == 64 || d.head_dim == 128) &&
+      large_products_available()) {
+    return attention::launch_backward_sm90(args, stream);
+  }
   if (small && d.head_dim == 16) return launch_backward_tiles<16, 16>(args, stream);
   if (small && d.head_dim == 32) return launch_backward_tiles<32, 32>(args, stream);
   if (small) return launch_backward_tiles<48, 32>(args, stream);

@@ -62,9 +62,9 @@ __device__ inline float weigh(float (&x)[N], float& max, float old, float& facto
 #pragma unroll
     for (int i = 0; i < N; ++i) x[i] = x[i] != x[i] ? x[i] : 0.0F;
   } else {
-    factor = exp_scalar(old - max);
+    factor = exp_nonpositive(old - max);
 #pragma unroll
-    for (int i = 0; i < N; ++i) x[i] = exp_scalar(x[i] - max);
+    for (int i = 0; i < N; ++i) x[i] = exp_nonpositive(x[i] - max);
   }
   float half[2] = {};
 #pragma unroll
@@ -73,8 +73,5 @@ __device__ inline float weigh(float (&x)[N], float& max, float old, float& facto
   sum = sum + __shfl_xor_sync(gpu::kFullMask, sum, 1);
   return sum + __shfl_xor_sync(gpu::kFullMask, sum, 2);
 }
-
-// Launches attention_rows_kernel; head sizes up to 192, no partials. grid: as for attention_kernel.
-void launch_rows(const AttentionForward& args, int heads_per_tile, dim3 grid, StreamHandle stream);
 
 }  // namespace accord::kernels::cuda::attention

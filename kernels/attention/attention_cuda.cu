@@ -10,6 +10,7 @@
 // instead.
 #include "kernels/attention/attention_block.cuh"
 #include "kernels/attention/attention_shapes.hpp"
+#include "kernels/gemm/gemm_large.hpp"
 
 namespace accord::kernels::cuda {
 namespace attention {
@@ -227,8 +228,8 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
       float b = 0.0F;
       if (position_of(tid) >= split) {
         const float max = fmaxf(merged_max[tid], split_max[tid]);
-        a = exp_scalar(merged_max[tid] - max);
-        b = exp_scalar(split_max[tid] - max);
+        a = exp_nonpositive(merged_max[tid] - max);
+        b = exp_nonpositive(split_max[tid] - max);
         merged_sum[tid] = fmaf(split_sum[tid], b, merged_sum[tid] * a);
         merged_max[tid] = max;
       }
@@ -304,8 +305,8 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const AttentionForward 
     const int64_t at = index * p.max_splits + split;
     const float2 part = stats[at];
     const float next = fmaxf(max, part.x);
-    const float a = exp_scalar(max - next);
-    const float b = exp_scalar(part.x - next);
+    const float a = exp_nonpositive(max - next);
+    const float b = exp_nonpositive(part.x - next);
     sum = fmaf(part.y, b, sum * a);
     max = next;
 #pragma unroll
@@ -326,15 +327,23 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const AttentionForward 
   if (lane == 0) p.lse[index] = max + log_scalar(sum);
 }
 
+bool hopper_rows(const AttentionForward& args) {
+  const AttentionDims& d = args.dims;
+  return !args.portable && large_products_available() && d.scale > 0.0F && d.head_dim == d.v_head_dim &&
+         (d.head_dim == 64 || d.head_dim == 128);
+}
+
 template <int D, int V>
 void launch(const AttentionForward& args, StreamHandle stream) {
-  const bool few = queries_of(args.dims, args.few_rows) == 16;
-  const int heads = heads_per_tile(args.dims, few ? 16 : 64);
+  if (queries_of(args.dims, args.few_rows) != 16) {
+    require(args.partials == nullptr, "args.partials == nullptr");
+    return hopper_rows(args) ? launch_rows_sm90(args, stream) : launch_rows(args, stream);
+  }
+  const int heads = heads_per_tile(args.dims, 16);
   const int group = args.dims.num_heads / args.dims.num_kv_heads;
   const dim3 grid(static_cast<unsigned>(args.dims.num_kv_heads * ((group + heads - 1) / heads)),
                   static_cast<unsigned>(args.num_tiles),
                   static_cast<unsigned>(args.partials == nullptr ? 1 : args.max_splits));
-  if (!few) return launch_rows(args, heads, grid, stream);
   constexpr int kShared = Layout<D, V>::kBytes;
   const auto kernel = attention_kernel<D, V>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);

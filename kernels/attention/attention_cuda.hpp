@@ -23,7 +23,8 @@ namespace accord::kernels::cuda {
 
 // Consecutive positions of one sequence: rows [row_begin, row_begin + num_rows) of the batch, the first at
 // `first_position`; position p's key is row pages[page_begin + p / 16] + p % 16 of the cache. A segment is
-// cut into tiles of at most attention_tile_rows() rows.
+// cut into tiles of at most attention_tile_rows() rows. Their order does not change a result; with the
+// longest contexts first they end soonest.
 struct AttentionTile {
   int32_t row_begin = 0;
   int32_t num_rows = 0;
@@ -58,6 +59,7 @@ struct AttentionForward {
   const AttentionTile* tiles = nullptr;
   int32_t num_tiles = 0;
   bool few_rows = false;  // tiles of one row (decode), or of few: a smaller tile of queries
+  bool portable = false;  // without the instructions that one architecture alone has; the same bits
   // Splits side by side (with few_rows): `max_splits` covers the longest context, positions[T] on the device,
   // scratch of attention_partials_bytes; the call's tiles cover all rows [0, num_rows), as all of them are
   // merged. Else one block takes all splits of its queries in turn.
@@ -78,6 +80,7 @@ struct AttentionBackwardTile {
   int32_t num_rows = 0;    // its length
   int32_t tile_begin = 0;  // first row of this tile in the sequence, a multiple of 64
 };
+// The order of the tiles does not change a result; those with most rows after them first end soonest.
 
 struct AttentionBackwardArgs {
   AttentionDims dims;       // those of the forward; any multiples of 64
@@ -91,14 +94,15 @@ struct AttentionBackwardArgs {
   int64_t out_stride = 0;
   const BF16* dout = nullptr;  // likewise
   int64_t dout_stride = 0;
-  const float* lse = nullptr;  // [T, heads]
-  float* delta = nullptr;      // scratch [T, heads]
-  float* dq = nullptr;         // contiguous, overwritten: [T, heads * head_dim]
-  float* dk = nullptr;         // [T, kv heads * head_dim]
-  float* dv = nullptr;         // [T, kv heads * v_head_dim]
-  int64_t num_rows = 0;        // T
-  const AttentionBackwardTile* tiles = nullptr;
+  const float* lse = nullptr;                    // [T, heads]
+  float* delta = nullptr;                        // scratch [T, heads]
+  float* dq = nullptr;                           // contiguous, overwritten: [T, heads * head_dim]
+  float* dk = nullptr;                           // [T, kv heads * head_dim]
+  float* dv = nullptr;                           // [T, kv heads * v_head_dim]
+  int64_t num_rows = 0;                          // T
+  const AttentionBackwardTile* tiles = nullptr;  // all of every sequence
   int32_t num_tiles = 0;
+  bool portable = false;  // as in AttentionForward
 };
 void attention_backward(const AttentionBackwardArgs& args, StreamHandle stream);
 

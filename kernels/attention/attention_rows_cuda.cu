@@ -3,9 +3,12 @@
 // 8i + 2t
 // + 1 of a block.
 #include "kernels/attention/attention_block.cuh"
+#include "kernels/attention/attention_shapes.hpp"
 
 namespace accord::kernels::cuda::attention {
 namespace {
+
+constexpr int kQueries = 16 * kWarps;
 
 template <int D, int V>
 struct RowsLayout {
@@ -15,7 +18,7 @@ struct RowsLayout {
   static constexpr int kV = kK + kBlock * kKeyStride;
   static constexpr int kStage = kV + kBlock * kValueStride;
   static constexpr int kBytes = 2 * kStage;
-  static_assert(16 * kWarps * kKeyStride <= kStage, "the queries pass through the second stage");
+  static_assert(kQueries * kKeyStride <= kStage, "the queries pass through the second stage");
 };
 
 template <int D, int V>
@@ -29,7 +32,14 @@ __global__ void __launch_bounds__(kThreads)
   const int warp = tid / 32;
   const int group = lane / 4;
   const int quad = lane % 4;
-  const AttentionTile tile = p.tiles[blockIdx.y];
+  AttentionTile tile = p.tiles[blockIdx.y];
+  {  // its rows that are this block's
+    const int skipped = static_cast<int>(blockIdx.z) * (kQueries / heads_per_tile);
+    if (skipped >= tile.num_rows) return;
+    tile.row_begin += skipped;
+    tile.first_position += skipped;
+    tile.num_rows = min(tile.num_rows - skipped, kQueries / heads_per_tile);
+  }
   const int heads_per_kv = p.dims.num_heads / p.dims.num_kv_heads;
   const int head_tiles = (heads_per_kv + heads_per_tile - 1) / heads_per_tile;
   const int kv_head = blockIdx.x / head_tiles;
@@ -53,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
   };
   static_assert(V <= D);
 
-  for (int i = tid; i < 16 * kWarps * (D / 8); i += kThreads) {
+  for (int i = tid; i < kQueries * (D / 8); i += kThreads) {
     const int r = i / (D / 8);
     const int c = i % (D / 8) * 8;
     const bool valid = position_of(r) >= 0;
@@ -143,8 +153,8 @@ __global__ void __launch_bounds__(kThreads)
     for (int half = 0; half < 2; ++half) {
       if (position[half] >= split) {
         const float max = fmaxf(merged_max[half], split_max[half]);
-        const float a = exp_scalar(merged_max[half] - max);
-        const float b = exp_scalar(split_max[half] - max);
+        const float a = exp_nonpositive(merged_max[half] - max);
+        const float b = exp_nonpositive(split_max[half] - max);
         merged_sum[half] = fmaf(split_sum[half], b, merged_sum[half] * a);
         merged_max[half] = max;
 #pragma unroll
@@ -182,31 +192,37 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <int D, int V>
-void launch(const AttentionForward& args, int heads_per_tile, dim3 grid, StreamHandle stream) {
+void launch(const AttentionForward& args, StreamHandle stream) {
   constexpr int kShared = RowsLayout<D, V>::kBytes;
+  const int heads = heads_per_tile(args.dims, kQueries);
+  const int group = args.dims.num_heads / args.dims.num_kv_heads;
+  // A tile may hold more rows than a block takes.
+  const int rows = rows_per_tile(args.dims, queries_of(args.dims, /*few_rows=*/false));
+  const int parts = (rows + kQueries / heads - 1) / (kQueries / heads);
+  const dim3 grid(static_cast<unsigned>(args.dims.num_kv_heads * ((group + heads - 1) / heads)),
+                  static_cast<unsigned>(args.num_tiles), static_cast<unsigned>(parts));
   const auto kernel = attention_rows_kernel<D, V>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
-  kernel<<<grid, kThreads, kShared, stream>>>(args, heads_per_tile);
+  kernel<<<grid, kThreads, kShared, stream>>>(args, heads);
   check_launch("attention_forward rows");
 }
 
 }  // namespace
 
-void launch_rows(const AttentionForward& args, int heads_per_tile, dim3 grid, StreamHandle stream) {
-  require(args.partials == nullptr, "args.partials == nullptr");
+void launch_rows(const AttentionForward& args, StreamHandle stream) {
   switch (args.dims.head_dim) {
     case 16:
-      return launch<16, 16>(args, heads_per_tile, grid, stream);
+      return launch<16, 16>(args, stream);
     case 32:
-      return launch<32, 32>(args, heads_per_tile, grid, stream);
+      return launch<32, 32>(args, stream);
     case 48:
-      return launch<48, 32>(args, heads_per_tile, grid, stream);
+      return launch<48, 32>(args, stream);
     case 64:
-      return launch<64, 64>(args, heads_per_tile, grid, stream);
+      return launch<64, 64>(args, stream);
     case 128:
-      return launch<128, 128>(args, heads_per_tile, grid, stream);
+      return launch<128, 128>(args, stream);
     default:
-      return launch<192, 128>(args, heads_per_tile, grid, stream);
+      return launch<192, 128>(args, stream);
   }
 }
 

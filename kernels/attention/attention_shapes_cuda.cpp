@@ -18,8 +18,7 @@ bool attention_takes(const AttentionDims& d) {
 }
 
 int32_t attention_tile_rows(const AttentionDims& d, bool few_rows) {
-  const int queries = attention::queries_of(d, few_rows);
-  return queries / attention::heads_per_tile(d, queries);
+  return attention::rows_per_tile(d, attention::queries_of(d, few_rows));
 }
 
 int64_t attention_partials_bytes(const AttentionDims& d, int64_t num_rows, int32_t max_splits) {

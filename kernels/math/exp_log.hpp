@@ -50,6 +50,30 @@ ACCORD_HOST_DEVICE inline float exp_scalar(float x) {
   return p * s1 * s2;
 }
 
+// exp_scalar of x <= 0 or NaN, the same bits in fewer instructions: one power of two, 2^(n + 64), scales the
+// polynomial while 1 is added, and 2^-64 rounds once more where the result is subnormal.
+ACCORD_HOST_DEVICE inline float exp_nonpositive(float x) {
+  using C = ExpConstants;
+  constexpr float kShiftedMagic = C::kMagic + 64.0F + 127.0F;  // no x * kLog2e lies half way between integers
+#ifdef __CUDA_ARCH__
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(x) : "f"(x), "f"(C::kLow));
+#else
+  x = C::kLow > x ? C::kLow : x;
+#endif
+  const float shifted = fmaf(x, C::kLog2e, kShiftedMagic);
+  const float n = shifted - kShiftedMagic;
+  float r = fmaf(-n, C::kLn2Hi, x);
+  r = fmaf(-n, C::kLn2Lo, r);
+  float p = fmaf(C::kC6, r, C::kC5);
+  p = fmaf(p, r, C::kC4);
+  p = fmaf(p, r, C::kC3);
+  p = fmaf(p, r, C::kC2);
+  p = fmaf(p, r * r, r);
+  // The low bits of the shifted number are n + 64 + 127, an exponent's.
+  const float scale = std::bit_cast<float>(std::bit_cast<uint32_t>(shifted) << 23);
+  return fmaf(p, scale, scale) * 0x1p-64F;
+}
+
 ACCORD_HOST_DEVICE inline float log_scalar(float x) {
   constexpr float kLn2Hi = 0x1.62e400p-1F;
   constexpr float kLn2Lo = 0x1.7f7d1cp-20F;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <vector>
 
 #include "model/cuda_impl.hpp"
 
@@ -73,7 +74,7 @@ Status CudaModel::set_batch(const Batch& batch) {
   b.tokens = put(batch.tokens, 0);
   b.positions = put(batch.positions, rows);
   b.kv_rows = put(batch.kv_rows, 2 * rows);
-  int64_t tile_at = 3 * rows;
+  const int64_t tile_at = 3 * rows;
   int64_t page_at = tile_at + tiles * kTileWords;
   b.pages = on_device + page_at;
   b.decode_tiles = reinterpret_cast<const AttentionTile*>(on_device + tile_at);
@@ -81,6 +82,8 @@ Status CudaModel::set_batch(const Batch& batch) {
   b.num_decode_tiles = static_cast<int32_t>(layout.decode);
   b.num_tiles = static_cast<int32_t>(layout.tiles);
   b.decode_rows = static_cast<int64_t>(layout.decode);
+  std::vector<AttentionTile> all;
+  all.reserve(static_cast<size_t>(tiles));
   int32_t longest = 0;
   int32_t page_begin = 0;
   for (size_t i = 0; i < batch.segments.size(); ++i) {
@@ -89,16 +92,20 @@ Status CudaModel::set_batch(const Batch& batch) {
     if (decode) longest = std::max(longest, s.first_position + 1);
     const int32_t step = decode ? 1 : tile_rows;
     for (int32_t row = 0; row < s.num_rows; row += step) {
-      const AttentionTile tile{s.row_begin + row, std::min(step, s.num_rows - row), s.first_position + row,
-                               page_begin};
-      std::memcpy(host + tile_at, &tile, sizeof(tile));
-      tile_at += kTileWords;
+      all.push_back(
+          {s.row_begin + row, std::min(step, s.num_rows - row), s.first_position + row, page_begin});
     }
     const int64_t pages = pages_of(s);
     std::copy_n(s.pages, pages, host + page_at);
     page_at += pages;
     page_begin += static_cast<int32_t>(pages);
   }
+  std::stable_sort(all.begin() + static_cast<std::ptrdiff_t>(layout.decode), all.end(),
+                   [](const AttentionTile& x, const AttentionTile& y) {
+                     return x.first_position + x.num_rows >
+                            y.first_position + y.num_rows;  // the longest first
+                   });
+  if (!all.empty()) std::memcpy(host + tile_at, all.data(), all.size() * sizeof(AttentionTile));
   b.decode_splits = static_cast<int32_t>((longest + kernels::kAttentionSplit - 1) / kernels::kAttentionSplit);
   if (b.decode_splits > 1) {
     ACCORD_RETURN_IF_ERROR(

@@ -26,6 +26,10 @@ std::vector<cuda::AttentionBackwardTile> attention_backward_tiles(const model::B
       tiles.push_back({s.row_begin, s.num_rows, begin});
     }
   }
+  using Tile = cuda::AttentionBackwardTile;
+  std::stable_sort(tiles.begin(), tiles.end(), [](const Tile& a, const Tile& b) {
+    return a.num_rows - a.tile_begin > b.num_rows - b.tile_begin;  // the most work first
+  });
   return tiles;
 }
 

@@ -401,8 +401,11 @@ void training(Bench& b, const AttentionDims& d, int64_t sequences, int64_t lengt
     for (int32_t i = 0; i < length; i += tile_rows) {
       tiles.push_back({start + i, std::min(tile_rows, static_cast<int32_t>(length) - i), i, page_begin});
     }
-    for (int32_t i = 0; i < length; i += 64)
-      backward_tiles.push_back({start, static_cast<int32_t>(length), i});
+  }
+  for (int32_t i = 0; i < length; i += 64) {  // the most work first
+    for (int64_t s = 0; s < sequences; ++s) {
+      backward_tiles.push_back({static_cast<int32_t>(s * length), static_cast<int32_t>(length), i});
+    }
   }
   std::stable_sort(tiles.begin(), tiles.end(), [](const AttentionTile& x, const AttentionTile& y) {
     return x.first_position > y.first_position;  // the longest first

@@ -59,6 +59,29 @@ void check_splits(const Launch& launch, const AttentionForward& args, const Atte
                "max_splits that cover the longest context");
 }
 
+// The first tile of each sequence, all tiles of which are there once.
+std::vector<AttentionBackwardTile> sequences_of(const Launch& launch, const AttentionBackwardArgs& args,
+                                                const AttentionBackwardTile* tiles) {
+  std::vector<AttentionBackwardTile> sorted(tiles, tiles + args.num_tiles);
+  std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) {
+    return a.row_begin != b.row_begin ? a.row_begin < b.row_begin : a.tile_begin < b.tile_begin;
+  });
+  std::vector<AttentionBackwardTile> sequences;
+  for (size_t i = 0; i < sorted.size();) {
+    const AttentionBackwardTile whole = sorted[i];
+    sequences.push_back(whole);
+    launch.needs(whole.row_begin >= 0 && whole.num_rows > 0 &&
+                     int64_t{whole.row_begin} + whole.num_rows <= args.num_rows,
+                 "sequences within the rows");
+    for (int64_t tile = 0; tile < whole.num_rows; tile += kBackwardTile, ++i) {
+      launch.needs(i < sorted.size() && sorted[i].row_begin == whole.row_begin &&
+                       sorted[i].num_rows == whole.num_rows && sorted[i].tile_begin == tile,
+                   "all tiles of a sequence");
+    }
+  }
+  return sequences;
+}
+
 }  // namespace
 
 void attention_forward(const AttentionForward& args, StreamHandle stream) {
@@ -145,15 +168,10 @@ void attention_backward(const AttentionBackwardArgs& args, StreamHandle stream) 
   float* dv = launch.at(args.dv, args.num_rows * v_width);
   launch.scratch(args.delta, args.num_rows * d.num_heads);
   const AttentionBackwardTile* tiles = launch.at(args.tiles, args.num_tiles);
-  for (int32_t i = 0; i < args.num_tiles;) {
-    const int64_t begin = tiles[i].row_begin;
-    const int64_t rows = tiles[i].num_rows;
-    launch.needs(begin >= 0 && rows > 0 && begin + rows <= args.num_rows, "sequences within the rows");
-    for (int64_t tile = 0; tile < rows; tile += kBackwardTile, ++i) {
-      launch.needs(i < args.num_tiles && tiles[i].row_begin == begin && tiles[i].num_rows == rows &&
-                       tiles[i].tile_begin == tile,
-                   "all tiles of a sequence, in order");
-    }
+  const std::vector<AttentionBackwardTile> sequences = sequences_of(launch, args, tiles);
+  for (const AttentionBackwardTile& whole : sequences) {
+    const int64_t begin = whole.row_begin;
+    const int64_t rows = whole.num_rows;
     std::vector<float> dout_rows = emulation::floats(rows * out_width);
     for (int64_t r = 0; r < rows; ++r) {
       emulation::widen_row(dout.row<BF16>(begin + r), out_width, dout_rows.data() + r * out_width);

@@ -1,5 +1,6 @@
 // Attention on the GPU: decode, chunked prefill and packed sequences agree bit for bit; all agree with fp64.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <string>
@@ -53,7 +54,8 @@ std::vector<BF16> scatter(const std::vector<BF16>& x, int64_t width, const Probl
   return out;
 }
 
-Problem make_problem(const AttentionDims& dims, const std::vector<int32_t>& lengths, bool shared = false) {
+Problem make_problem(const AttentionDims& dims, const std::vector<int32_t>& lengths, bool shared = false,
+                     Data data = Data::kNormal) {
   Problem p;
   p.dims = dims;
   p.shared = shared || dims.head_dim == 576;
@@ -70,9 +72,9 @@ Problem make_problem(const AttentionDims& dims, const std::vector<int32_t>& leng
   for (size_t i = p.shuffled_pages.size(); i > 1; --i) {
     std::swap(p.shuffled_pages[i - 1], p.shuffled_pages[random.next_below(i)]);
   }
-  p.q = to_bf16(make_data(Data::kNormal, p.rows, p.q_width(), 101));
-  p.k = to_bf16(make_data(Data::kNormal, p.rows, p.k_width(), 102));
-  p.v = to_bf16(make_data(Data::kNormal, p.rows, p.v_width(), 103));
+  p.q = to_bf16(make_data(data, p.rows, p.q_width(), 101));
+  p.k = to_bf16(make_data(data, p.rows, p.k_width(), 102));
+  p.v = to_bf16(make_data(data, p.rows, p.v_width(), 103));
   p.paged_k = scatter(p.k, p.k_width(), p, pages * kPage);
   p.paged_v = scatter(p.v, p.v_width(), p, pages * kPage);
   return p;
@@ -84,13 +86,13 @@ struct Result {
   std::vector<float> lse;
 };
 
-enum class Form { kPacked, kChunks, kDecode, kDecodeInTurn };
+enum class Form { kPacked, kPortable, kChunks, kDecode, kDecodeInTurn };
 
-// kPacked: every sequence at once from packed rows; kChunks: pieces of 1, 7, 100, ... rows over pages, each
-// its own launch; kDecode: every row alone over pages, splits side by side; kDecodeInTurn: the same, splits
-// in turn.
+// kPacked: every sequence at once from packed rows; kPortable: likewise, with portable instructions; kChunks:
+// pieces of 1, 7, 100, ... rows over pages, each its own launch; kDecode: every row alone over pages, splits
+// side by side; kDecodeInTurn: the same, splits in turn.
 Result run(const Gpu& gpu, const Problem& p, Form form) {
-  const bool packed = form == Form::kPacked;
+  const bool packed = form == Form::kPacked || form == Form::kPortable;
   const bool decode = form == Form::kDecode || form == Form::kDecodeInTurn;
   const Memory q = gpu.upload(p.q);
   const Memory k = gpu.upload(packed ? p.k : p.paged_k);
@@ -134,6 +136,7 @@ Result run(const Gpu& gpu, const Problem& p, Form form) {
   a.lse = lse.as<float>();
   a.pages = pages.as<int32_t>();
   a.few_rows = decode;
+  a.portable = form == Form::kPortable;
   a.num_rows = p.rows;
   Memory partials;
   if (form == Form::kDecode) {
@@ -253,6 +256,52 @@ AttentionDims dims_of(int32_t heads, int32_t kv_heads, int32_t d, int32_t v) {
   return {heads, kv_heads, d, v, 1.0F / std::sqrt(static_cast<float>(d))};
 }
 
+// dq, dk, dv of the forward's results.
+std::array<std::vector<float>, 3> run_backward(const Gpu& gpu, const Problem& p, const Result& forward,
+                                               const std::vector<BF16>& gradient, bool portable) {
+  std::vector<AttentionBackwardTile> tiles;
+  for (size_t s = 0; s < p.lengths.size(); ++s) {
+    for (int32_t t = 0; t < p.lengths[s]; t += 64) tiles.push_back({p.start[s], p.lengths[s], t});
+  }
+  const Memory q = gpu.upload(p.q);
+  const Memory k = gpu.upload(p.k);
+  const Memory v = gpu.upload(p.v);
+  const Memory out = gpu.upload(forward.out);
+  const Memory dout = gpu.upload(gradient);
+  const Memory lse = gpu.upload(forward.lse);
+  const Memory device_tiles = gpu.upload(tiles);
+  const Memory delta = gpu.allocate(forward.lse.size() * 4);
+  const auto q_size = static_cast<size_t>(p.rows * p.q_width());
+  const auto k_size = static_cast<size_t>(p.rows * p.k_width());
+  const auto v_size = static_cast<size_t>(p.rows * p.v_width());
+  const Memory dq = gpu.allocate(q_size * 4);
+  const Memory dk = gpu.allocate(k_size * 4);
+  const Memory dv = gpu.allocate(v_size * 4);
+  AttentionBackwardArgs a;
+  a.dims = p.dims;
+  a.q = q.as<BF16>();
+  a.q_stride = p.q_width();
+  a.k = k.as<BF16>();
+  a.k_stride = p.k_width();
+  a.v = p.shared ? k.as<BF16>() : v.as<BF16>();
+  a.v_stride = p.shared ? p.k_width() : p.v_width();
+  a.out = out.as<BF16>();
+  a.out_stride = p.out_width();
+  a.dout = dout.as<BF16>();
+  a.dout_stride = p.out_width();
+  a.lse = lse.as<float>();
+  a.delta = delta.as<float>();
+  a.dq = dq.as<float>();
+  a.dk = dk.as<float>();
+  a.dv = dv.as<float>();
+  a.num_rows = p.rows;
+  a.tiles = device_tiles.as<AttentionBackwardTile>();
+  a.num_tiles = static_cast<int32_t>(tiles.size());
+  a.portable = portable;
+  kernels::cuda::attention_backward(a, gpu.handle());
+  return {gpu.download<float>(dq, q_size), gpu.download<float>(dk, k_size), gpu.download<float>(dv, v_size)};
+}
+
 }  // namespace
 
 TEST_CASE("attention forms agree bit for bit and with fp64") {
@@ -282,10 +331,11 @@ TEST_CASE("attention forms agree bit for bit and with fp64") {
   for (const Case& c : cases) {
     const Problem p = make_problem(c.dims, c.lengths, c.shared);
     const Result packed = run(*gpu, p, Form::kPacked);
-    for (const Form form : {Form::kChunks, Form::kDecode, Form::kDecodeInTurn}) {
+    for (const Form form : {Form::kPortable, Form::kChunks, Form::kDecode, Form::kDecodeInTurn}) {
       const Result other = run(*gpu, p, form);
       const int64_t wrong = different(packed.out, other.out) + different(packed.lse, other.lse);
-      const char* name = form == Form::kChunks   ? "chunks"
+      const char* name = form == Form::kPortable ? "portable"
+                         : form == Form::kChunks ? "chunks"
                          : form == Form::kDecode ? "decode"
                                                  : "decode, splits in turn";
       std::printf("attention %-24s packed and %-24s %9zu outputs, %lld differ\n", label(c.dims).c_str(), name,
@@ -302,11 +352,35 @@ TEST_CASE("attention forms agree bit for bit and with fp64") {
   }
 }
 
+TEST_CASE("attention of many rows has the portable kernel's bits") {
+  const auto gpu = Gpu::open();
+  if (!gpu) return;
+  // Groups of 1 to 8 heads, ragged tiles, splits that end in a tile; scores from close to 0 to far apart.
+  for (const int32_t head_dim : {64, 128}) {
+    for (int32_t group = 1; group <= 8; ++group) {
+      const Data data = kAllData[static_cast<size_t>(group) % std::size(kAllData)];
+      AttentionDims dims = dims_of(2 * group, 2, head_dim, head_dim);
+      if (group % 3 == 0) dims.scale = 1.7F;
+      const Problem p = make_problem(dims, {1, 33, 63, 128, 511, 515, 1030, 1601}, false, data);
+      const Result portable = run(*gpu, p, Form::kPortable);
+      for (const Form form : {Form::kPacked, Form::kChunks}) {
+        const Result other = run(*gpu, p, form);
+        const int64_t wrong = different(portable.out, other.out) + different(portable.lse, other.lse);
+        std::printf("attention %-24s %-10s portable and %-8s %9zu outputs, %lld differ\n",
+                    label(dims).c_str(), name_of(data), form == Form::kPacked ? "packed" : "chunks",
+                    other.out.size() + other.lse.size(), static_cast<long long>(wrong));
+        CHECK(wrong == 0);
+      }
+    }
+  }
+}
+
 TEST_CASE("attention of two short sequences agrees in all forms") {  // small enough for compute-sanitizer
   const auto gpu = Gpu::open();
   if (!gpu) return;
-  for (const AttentionDims& dims : {dims_of(3, 1, 64, 64), dims_of(2, 1, 192, 128), dims_of(2, 1, 576, 512),
-                                    dims_of(4, 2, 16, 16), dims_of(2, 2, 32, 32), dims_of(4, 1, 48, 32)}) {
+  for (const AttentionDims& dims :
+       {dims_of(3, 1, 64, 64), dims_of(2, 1, 128, 128), dims_of(2, 1, 192, 128), dims_of(2, 1, 576, 512),
+        dims_of(4, 2, 16, 16), dims_of(2, 2, 32, 32), dims_of(4, 1, 48, 32)}) {
     const Problem p = make_problem(dims, {70, 5}, dims.head_dim == 48);
     const Result packed = run(*gpu, p, Form::kPacked);
     for (const Form form : {Form::kChunks, Form::kDecode, Form::kDecodeInTurn}) {
@@ -350,54 +424,9 @@ TEST_CASE("attention backward agrees with fp64 and with itself") {
     const Problem p = make_problem(c.dims, c.lengths, c.shared);
     const Result forward = run(*gpu, p, Form::kPacked);
     const std::vector<BF16> gradient = to_bf16(make_data(Data::kNormal, p.rows, p.out_width(), 104));
-    std::vector<AttentionBackwardTile> tiles;
-    for (size_t s = 0; s < p.lengths.size(); ++s) {
-      for (int32_t t = 0; t < p.lengths[s]; t += 64) tiles.push_back({p.start[s], p.lengths[s], t});
-    }
-    const Memory q = gpu->upload(p.q);
-    const Memory k = gpu->upload(p.k);
-    const Memory v = gpu->upload(p.v);
-    const Memory out = gpu->upload(forward.out);
-    const Memory dout = gpu->upload(gradient);
-    const Memory lse = gpu->upload(forward.lse);
-    const Memory device_tiles = gpu->upload(tiles);
-    const Memory delta = gpu->allocate(forward.lse.size() * 4);
-    const auto q_size = static_cast<size_t>(p.rows * p.q_width());
-    const auto k_size = static_cast<size_t>(p.rows * p.k_width());
-    const auto v_size = static_cast<size_t>(p.rows * p.v_width());
-    std::vector<float> first[3];
-    for (int repeat = 0; repeat < 2; ++repeat) {
-      const Memory dq = gpu->allocate(q_size * 4);
-      const Memory dk = gpu->allocate(k_size * 4);
-      const Memory dv = gpu->allocate(v_size * 4);
-      AttentionBackwardArgs a;
-      a.dims = p.dims;
-      a.q = q.as<BF16>();
-      a.q_stride = p.q_width();
-      a.k = k.as<BF16>();
-      a.k_stride = p.k_width();
-      a.v = p.shared ? k.as<BF16>() : v.as<BF16>();
-      a.v_stride = p.shared ? p.k_width() : p.v_width();
-      a.out = out.as<BF16>();
-      a.out_stride = p.out_width();
-      a.dout = dout.as<BF16>();
-      a.dout_stride = p.out_width();
-      a.lse = lse.as<float>();
-      a.delta = delta.as<float>();
-      a.dq = dq.as<float>();
-      a.dk = dk.as<float>();
-      a.dv = dv.as<float>();
-      a.num_rows = p.rows;
-      a.tiles = device_tiles.as<AttentionBackwardTile>();
-      a.num_tiles = static_cast<int32_t>(tiles.size());
-      kernels::cuda::attention_backward(a, gpu->handle());
-      const std::vector<float> now[3] = {gpu->download<float>(dq, q_size), gpu->download<float>(dk, k_size),
-                                         gpu->download<float>(dv, v_size)};
-      for (int i = 0; i < 3; ++i) {
-        if (repeat == 1) CHECK(different(now[i], first[i]) == 0);
-        first[i] = now[i];
-      }
-    }
+    const auto first = run_backward(*gpu, p, forward, gradient, false);
+    const auto second = run_backward(*gpu, p, forward, gradient, false);
+    for (size_t i = 0; i < first.size(); ++i) CHECK(different(first[i], second[i]) == 0);
     const Reference want = reference(p, &gradient);
     const double dq_error = relative_error(first[0], want.dq);
     const double dk_error = relative_error(first[1], want.dk);
@@ -407,5 +436,29 @@ TEST_CASE("attention backward agrees with fp64 and with itself") {
     CHECK(dq_error < 1e-2);
     CHECK(dk_error < 1e-2);
     CHECK(dv_error < 1e-2);
+  }
+}
+
+TEST_CASE("attention backward has the portable kernel's bits") {
+  const auto gpu = Gpu::open();
+  if (!gpu) return;
+  for (const int32_t head_dim : {64, 128}) {
+    for (int32_t group = 1; group <= 8; ++group) {
+      const Data data = group % 2 == 0 ? Data::kNormal : Data::kPositive;
+      const Problem p = make_problem(dims_of(2 * group, 2, head_dim, head_dim),
+                                     {1, 63, 64, 65, 128, 129, 320, 777}, false, data);
+      const Result forward = run(*gpu, p, Form::kPacked);
+      const std::vector<BF16> gradient = to_bf16(make_data(data, p.rows, p.out_width(), 104));
+      const auto portable = run_backward(*gpu, p, forward, gradient, true);
+      for (int repeat = 0; repeat < 2; ++repeat) {
+        const auto other = run_backward(*gpu, p, forward, gradient, false);
+        const int64_t wrong[3] = {different(portable[0], other[0]), different(portable[1], other[1]),
+                                  different(portable[2], other[2])};
+        std::printf("attention backward %-24s %-10s portable and not: dq %lld, dk %lld, dv %lld differ\n",
+                    label(p.dims).c_str(), name_of(data), static_cast<long long>(wrong[0]),
+                    static_cast<long long>(wrong[1]), static_cast<long long>(wrong[2]));
+        CHECK(wrong[0] + wrong[1] + wrong[2] == 0);
+      }
+    }
   }
 }

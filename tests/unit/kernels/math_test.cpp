@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "kernels/math/convert.hpp"
+#include "kernels/math/exp_log.hpp"
 #include "random_values.hpp"
 #include "support/catch.hpp"
 
@@ -40,6 +41,19 @@ TEST_CASE("exp stays within 1.1 ulp and has one result in both forms") {
   CHECK(exp_f32(inf) == inf);
   CHECK(exp_f32(88.73F) == inf);
   CHECK(exp_f32(-103.0F) == static_cast<float>(std::exp(-103.0)));  // subnormal
+}
+
+TEST_CASE("exp of what is not positive has the bits of exp") {
+  int64_t different = 0;
+  for (uint32_t bits = 0x80000000u; bits < 0xff800000u; bits += 4093) {
+    const auto x = std::bit_cast<float>(bits);
+    different +=
+        std::bit_cast<uint32_t>(exp_scalar(x)) != std::bit_cast<uint32_t>(exp_nonpositive(x)) ? 1 : 0;
+  }
+  CHECK(different == 0);
+  CHECK(exp_nonpositive(0.0F) == 1.0F);
+  CHECK(exp_nonpositive(-std::numeric_limits<float>::infinity()) == 0.0F);
+  CHECK(std::isnan(exp_nonpositive(std::numeric_limits<float>::quiet_NaN())));
 }
 
 TEST_CASE("log stays within one ulp") {

@@ -135,10 +135,15 @@ DeviceBatch::DeviceBatch(const Gpu& gpu, const ModelConfig& config, const Phase&
     for (int32_t at = 0; at < length; at += step) {
       tile.push_back({s * length + at, std::min(step, length - at), at, page_begin});
     }
-    for (int32_t at = 0; at < length; at += kBackwardTileRows) {
+  }
+  for (int32_t at = 0; !phase.decode && at < length; at += kBackwardTileRows) {  // the most work first
+    for (int32_t s = 0; s < static_cast<int32_t>(phase.sequences()); ++s) {
       backward_tile.push_back({s * length, length, at});
     }
   }
+  std::stable_sort(tile.begin(), tile.end(), [](const cuda::AttentionTile& x, const cuda::AttentionTile& y) {
+    return x.first_position > y.first_position;  // the longest first
+  });
   tokens = gpu.upload(host.tokens);
   positions = gpu.upload(host.positions);
   rows = gpu.upload(host.rows);

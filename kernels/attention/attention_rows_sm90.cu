@@ -1,0 +1,421 @@
+// Attention of many rows on Hopper (attention_cuda.hpp has the order of every sum): head sizes 64 and 128,
+// tiles of 128 queries. One block per multiprocessor takes tile after tile:
+//   warpgroup 0     copies queries, and keys and values block by block, into a ring of kStages
+//   warpgroups 1, 2 own 64 queries each, which stay in registers. Of key block b, in registers as well:
+//                     scores = q k^T     issued with block b - 1's weights times values
+//                     weights            the exponentials, while those products and the other group's run
+// What earlier splits left (ACC) waits in shared memory, where each thread reads its own part once per 512
+// keys. The order of additions is attention_rows_kernel's: wgmma's accumulators lie with a quad's lanes as
+// mma.sync's do, and both add groups of 16 in ascending order.
+#include "kernels/attention/attention_block.cuh"
+#include "kernels/attention/attention_shapes.hpp"
+#include "kernels/attention/attention_wgmma.cuh"
+#include "kernels/cuda/vector.cuh"
+
+namespace accord::kernels::cuda::attention {
+namespace {
+
+constexpr int kConsumers = 2;  // warpgroups
+constexpr int kQueriesEach = 64;
+constexpr int kGroupThreads = 128;
+constexpr int kRowsThreads = (1 + kConsumers) * kGroupThreads;
+constexpr int kConsumerWarps = kConsumers * kWarps;
+constexpr int kSplitBlocks = kSplit / kBlock;
+constexpr int kProducerRegisters = 40;
+constexpr int kConsumerRegisters = 232;
+
+template <int D>
+struct RingLayout {
+  static constexpr int kStages = 4;
+  static constexpr int kOperand = kBlock * D * 2;  // blocks of 64 columns (wgmma.cuh), one after the other
+  static constexpr int kStage = 2 * kOperand;      // keys, values
+  static constexpr int kQ = kStages * kStage;      // likewise, of 128 rows each
+  static constexpr int kQueryBlock = kConsumers * kQueriesEach * 128;
+  static constexpr int kMerged = kQ + D / 64 * kQueryBlock;
+  static constexpr int kBarriers = kMerged + kConsumers * kQueriesEach * D * 4;
+  static constexpr int kBytes = kBarriers + (2 * kStages + 2) * 8 + 1024;  // starts at a multiple of 1024
+  __device__ static uint32_t full(uint32_t base, uint32_t stage) { return base + kBarriers + stage * 8; }
+  __device__ static uint32_t empty(uint32_t base, uint32_t stage) {
+    return base + kBarriers + (kStages + stage) * 8;
+  }
+  __device__ static uint32_t queries_full(uint32_t base) { return base + kBarriers + 2 * kStages * 8; }
+  __device__ static uint32_t queries_empty(uint32_t base) { return queries_full(base) + 8; }
+};
+
+// The work: tile after tile, each for all its heads; every other round of blocks in reverse, so that none
+// gets the longest of each.
+struct Work {
+  AttentionTile tile;
+  int kv_head;
+  int head0;
+  int heads;
+  int blocks;  // of keys
+};
+
+struct Schedule {
+  int heads_per_kv;
+  int heads_per_tile;
+  int head_tiles;
+  __device__ Schedule(const AttentionForward& p, int tile_heads)
+      : heads_per_kv(p.dims.num_heads / p.dims.num_kv_heads),
+        heads_per_tile(tile_heads),
+        head_tiles((heads_per_kv + tile_heads - 1) / tile_heads) {}
+
+  // A block without work in a round has none after it.
+  __device__ bool get(const AttentionForward& p, int round, Work& work) const {
+    const int turn = static_cast<int>(round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+    const int item = round * static_cast<int>(gridDim.x) + turn;
+    const int per_tile = p.dims.num_kv_heads * head_tiles;
+    if (item >= p.num_tiles * per_tile) return false;
+    work.tile = p.tiles[item / per_tile];
+    const int part = item % per_tile;
+    work.kv_head = part / head_tiles;
+    work.head0 = part % head_tiles * heads_per_tile;
+    work.heads = min(heads_per_tile, heads_per_kv - work.head0);
+    work.blocks = (work.tile.first_position + work.tile.num_rows + kBlock - 1) / kBlock;
+    return true;
+  }
+  __device__ int row_in_tile(int query) const { return query / heads_per_tile; }
+  __device__ bool valid(const Work& work, int query) const {
+    return row_in_tile(query) < work.tile.num_rows && query % heads_per_tile < work.heads;
+  }
+  __device__ int head(const Work& work, int query) const {
+    return work.kv_head * heads_per_kv + work.head0 + query % heads_per_tile;
+  }
+};
+
+template <int D>
+__device__ inline void produce(const AttentionForward& p, const Schedule& schedule, uint32_t base) {
+  using L = RingLayout<D>;
+  constexpr int kChunks = D / 8;                  // of 16 bytes in a row
+  constexpr int kRows = kGroupThreads / kChunks;  // that all threads copy at once
+  constexpr int kSteps = kBlock / kRows;
+  constexpr int kStepsPerPage = kPage / kRows;
+  const int tid = threadIdx.x;
+  const int chunk = tid % kChunks;
+  const int row0 = tid / kChunks;
+  const uint32_t column = static_cast<uint32_t>((chunk % 8) ^ (row0 % 8)) * 16;  // kRows % 8 == 0
+  const uint32_t to = base + chunk / 8 * kBlockBytes + row0 * 128 + column;
+  const uint32_t to_query = base + L::kQ + chunk / 8 * L::kQueryBlock + row0 * 128 + column;
+  uint32_t at = 0;  // blocks so far
+  Work work;
+  for (int round = 0; schedule.get(p, round, work); ++round) {
+    barrier_wait(L::queries_empty(base), (round & 1) ^ 1);
+#pragma unroll 4
+    for (int i = 0; i < kConsumers * kQueriesEach / kRows; ++i) {
+      const int query = row0 + i * kRows;
+      const bool valid = schedule.valid(work, query);
+      const int64_t row = work.tile.row_begin + schedule.row_in_tile(query);
+      const BF16* from =
+          p.q + row * p.q_stride + static_cast<int64_t>(schedule.head(work, query)) * D + chunk * 8;
+      copy_async<16>(to_query + i * kRows * 128, valid ? from : p.q, valid);
+    }
+    barrier_arrive_copied(L::queries_full(base));
+
+    const int32_t* const table = p.pages + work.tile.page_begin;
+    const int context = work.tile.first_position + work.tile.num_rows;
+    const BF16* const k = p.k + row0 * p.k_stride + static_cast<int64_t>(work.kv_head) * D + chunk * 8;
+    const BF16* const v = p.v + row0 * p.v_stride + static_cast<int64_t>(work.kv_head) * D + chunk * 8;
+    BlockPages pages;
+    pages.read(table, 0, context);
+    for (int block = 0; block < work.blocks; ++block, ++at) {
+      const uint32_t stage = at % L::kStages;
+      barrier_wait(L::empty(base, stage), (at / L::kStages & 1) ^ 1);
+      const int valid_rows = context - block * kBlock;
+      const uint32_t destination = to + stage * L::kStage;
+      const auto copy = [&](const auto& is_valid) {
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+          const int64_t row = pages.first_row[i / kStepsPerPage] + i % kStepsPerPage * kRows;
+          const bool valid = is_valid(row0 + i * kRows);
+          copy_async<16>(destination + i * kRows * 128, valid ? k + row * p.k_stride : p.k, valid);
+        }
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+          const int64_t row = pages.first_row[i / kStepsPerPage] + i % kStepsPerPage * kRows;
+          const bool valid = is_valid(row0 + i * kRows);
+          copy_async<16>(destination + L::kOperand + i * kRows * 128, valid ? v + row * p.v_stride : p.v,
+                         valid);
+        }
+      };
+      if (valid_rows >= kBlock) {
+        copy([](int) { return true; });
+      } else {
+        copy([&](int row) { return row < valid_rows; });
+      }
+      barrier_arrive_copied(L::full(base, stage));
+      pages.read(table, (block + 1) * kBlock, context);
+    }
+  }
+}
+
+// Of a thread's two query rows.
+struct RowState {
+  float max[2];
+  float sum[2];
+};
+
+// Scores of a block become its weights (weigh() of attention_block.cuh, for N = 16, has the same sums). A row
+// that has seen nothing, or NaN alone, has weights 0 or NaN, whatever the factor.
+template <bool MASKED>
+__device__ inline void weigh_rows(float (&s)[32], RowState& split, float (&factor)[2], float scale,
+                                  const int (&last_column)[2], int quad) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float max = kMinusInfinity;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      float& x = s[i / 2 * 4 + half * 2 + i % 2];
+      if constexpr (MASKED) x = i / 2 * 8 + quad * 2 + i % 2 <= last_column[half] ? x : kMinusInfinity;
+      max = fmaxf(max, x);
+    }
+    max = fmaxf(max, __shfl_xor_sync(gpu::kFullMask, max, 1));
+    max = fmaxf(max, __shfl_xor_sync(gpu::kFullMask, max, 2));
+    max = fmaxf(split.max[half], max * scale);  // the largest score, scaled: rounding keeps the order
+    const float from = max == kMinusInfinity ? 0.0F : max;
+    factor[half] = exp_nonpositive(split.max[half] - from);
+    split.max[half] = max;
+    float sums[2];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      float& x = s[i / 2 * 4 + half * 2 + i % 2];
+      x = exp_nonpositive(x * scale - from);
+      sums[i / 8] = i % 8 == 0 ? x : sums[i / 8] + x;
+    }
+    float sum = sums[0] + sums[1];
+    sum = sum + __shfl_xor_sync(gpu::kFullMask, sum, 1);
+    sum = sum + __shfl_xor_sync(gpu::kFullMask, sum, 2);
+    split.sum[half] = fmaf(split.sum[half], factor[half], sum);
+  }
+}
+
+template <int D>
+__device__ inline void consume(const AttentionForward& p, const Schedule& schedule, uint32_t base,
+                               float4* merged_of_block) {
+  using L = RingLayout<D>;
+  constexpr int kGroups = D / 8;  // of eight columns
+  const int tid = threadIdx.x - kGroupThreads;
+  const int lane = tid % 32;
+  const int quad = lane % 4;
+  const int group = tid / kGroupThreads;
+  const int query0 = tid / 32 * 16 + lane / 4;  // and query0 + 8
+  float4* const merged = merged_of_block + tid;
+  constexpr int kMergedStride = kConsumers * kGroupThreads;
+  const float scale = p.dims.scale;
+  // Steps of 16 of an operand that starts at `descriptor`, whose low bits are an address in units of 16
+  // bytes.
+  const auto along = [](uint64_t descriptor, int step) {
+    return descriptor + (step / 4 * kBlockBytes + step % 4 * 32) / 16;
+  };
+  const auto across = [](uint64_t descriptor, int step) { return descriptor + step * 2048 / 16; };
+  if (group == 1) pass_turn(group);
+  uint32_t at = 0;  // blocks so far
+  Work work;
+  for (int round = 0; schedule.get(p, round, work); ++round) {
+    uint32_t q[D / 16][4];
+    barrier_wait(L::queries_full(base), round & 1);
+    {
+      const int row = tid / 32 * 16 + lane % 16;
+#pragma unroll
+      for (int d = 0; d < D / 16; ++d) {
+        const int chunk = d % 4 * 2 + lane / 16;
+        load_matrices(q[d], base + L::kQ + d / 4 * L::kQueryBlock + row * 128 + (chunk ^ (row % 8)) * 16);
+      }
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(L::queries_empty(base));
+
+    // Blocks that some query of this warpgroup sees; those before `first_masked` all of them see whole.
+    const int first_row = schedule.row_in_tile(group * kQueriesEach);
+    const int last_row =
+        min(schedule.row_in_tile(group * kQueriesEach + kQueriesEach - 1), work.tile.num_rows - 1);
+    const int blocks = first_row <= last_row ? (work.tile.first_position + last_row) / kBlock + 1 : 0;
+    const int first_masked = (work.tile.first_position + first_row + 1) / kBlock;
+    int position[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      position[half] = work.tile.first_position + schedule.row_in_tile(query0 + half * 8);
+    }
+
+    float acc[D / 2];
+    float s[32];
+    uint32_t weights[4][4];
+    float factor[2];
+    RowState split = {{kMinusInfinity, kMinusInfinity}, {0.0F, 0.0F}};
+    RowState whole = split;
+    const auto score = [&](int block) {
+      const uint32_t stage = (at + block) % L::kStages;
+      barrier_wait(L::full(base, stage), (at + block) / L::kStages & 1);
+      fence_async_proxy();  // the copies, for the tensor cores
+      take_turn(group);
+      wgmma_fence();
+      const uint64_t keys = operand_descriptor(base + stage * L::kStage);
+#pragma unroll
+      for (int d = 0; d < D / 16; ++d) multiply<0>(s, q[d], along(keys, d), d > 0);
+      wgmma_commit();
+    };
+    const auto add_values = [&](int block) {
+      const uint32_t stage = (at + block) % L::kStages;
+      const uint64_t values = operand_descriptor(base + stage * L::kStage + L::kOperand);
+#pragma unroll
+      for (int kk = 0; kk < kBlock / 16; ++kk) {
+        multiply<1>(acc, weights[kk], across(values, kk), kk > 0 || block % kSplitBlocks != 0);
+      }
+      wgmma_commit();
+    };
+    const auto weigh_block = [&](int block) {
+      const int last_column[2] = {position[0] - block * kBlock, position[1] - block * kBlock};
+      if (block < first_masked) {
+        weigh_rows<false>(s, split, factor, scale, last_column, quad);
+      } else {
+        weigh_rows<true>(s, split, factor, scale, last_column, quad);
+      }
+    };
+    const auto pack_weights = [&] {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) weights[i / 4][i % 4] = gpu::pack_bf16(s[2 * i], s[2 * i + 1]);
+    };
+    const auto release = [&](int block) {
+      __syncwarp();
+      if (lane == 0) barrier_arrive(L::empty(base, (at + block) % L::kStages));
+    };
+    // Splits up to that of `block`, merged: in acc, and in shared memory if more follow.
+    const auto merge = [&](int block, const RowState& part, bool last) {
+      const int begin = block / kSplitBlocks * kSplit;
+      float old[2];
+      float add[2];
+      bool seen[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        seen[half] = position[half] >= begin;
+        const float max = fmaxf(whole.max[half], part.max[half]);
+        old[half] = exp_nonpositive(whole.max[half] - max);
+        add[half] = exp_nonpositive(part.max[half] - max);
+        if (seen[half]) {
+          whole.sum[half] = fmaf(part.sum[half], add[half], whole.sum[half] * old[half]);
+          whole.max[half] = max;
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) {
+        const float4 before = begin == 0 ? float4{} : merged[j * kMergedStride];
+        const float x[4] = {before.x, before.y, before.z, before.w};
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          acc[4 * j + e] = seen[e / 2] ? fmaf(acc[4 * j + e], add[e / 2], x[e] * old[e / 2]) : x[e];
+        }
+        if (!last) {
+          merged[j * kMergedStride] = {acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]};
+        }
+      }
+    };
+
+    if (blocks > 0) {
+      score(0);
+      pass_turn(group);
+      wgmma_wait<0>();
+      hold_accumulators(s);
+      weigh_block(0);
+      pack_weights();
+      for (int block = 1; block < blocks; ++block) {
+        score(block);
+        add_values(block - 1);
+        pass_turn(group);
+        wgmma_wait<1>();
+        hold_accumulators(s);
+        const bool starts = block % kSplitBlocks == 0;
+        const RowState ended = split;
+        if (starts) split = {{kMinusInfinity, kMinusInfinity}, {0.0F, 0.0F}};
+        weigh_block(block);
+        wgmma_wait<0>();
+        hold_accumulators(acc);
+        hold_operands(weights);
+        release(block - 1);
+        if (starts) {
+          merge(block - 1, ended, false);
+        } else {
+#pragma unroll
+          for (int i = 0; i < D / 2; ++i) acc[i] = acc[i] * factor[i % 4 / 2];
+        }
+        pack_weights();
+      }
+      wgmma_fence();
+      add_values(blocks - 1);
+      wgmma_wait<0>();
+      hold_accumulators(acc);
+      hold_operands(weights);
+      release(blocks - 1);
+      merge(blocks - 1, split, true);
+    }
+    for (int block = blocks; block < work.blocks; ++block) {  // the other warpgroup's alone
+      barrier_wait(L::full(base, (at + block) % L::kStages), (at + block) / L::kStages & 1);
+      take_turn(group);
+      pass_turn(group);
+      release(block);
+    }
+    at += work.blocks;
+
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int query = query0 + half * 8;
+      if (!schedule.valid(work, query)) continue;
+      const int64_t row = work.tile.row_begin + schedule.row_in_tile(query);
+      const int64_t head = schedule.head(work, query);
+      const float inverse = 1.0F / whole.sum[half];
+      auto* out = reinterpret_cast<uint32_t*>(p.out + row * p.out_stride + head * D);
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) {
+        out[j * 4 + quad] =
+            bf16_pair(acc[4 * j + half * 2] * inverse + 0.0F, acc[4 * j + half * 2 + 1] * inverse + 0.0F);
+      }
+      if (quad == 0) p.lse[row * p.dims.num_heads + head] = whole.max[half] + log_scalar(whole.sum[half]);
+    }
+  }
+}
+
+template <int D>
+__global__ void __launch_bounds__(kRowsThreads, 1)
+    attention_rows_sm90_kernel(const AttentionForward p, int heads_per_tile) {
+  using L = RingLayout<D>;
+  extern __shared__ __align__(128) unsigned char shared[];
+  const uint32_t start = shared_address(shared);
+  const uint32_t base = (start + 1023u) & ~1023u;
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < L::kStages; ++stage) {
+      barrier_init(L::full(base, stage), kGroupThreads);
+      barrier_init(L::empty(base, stage), kConsumerWarps);
+    }
+    barrier_init(L::queries_full(base), kGroupThreads);
+    barrier_init(L::queries_empty(base), kConsumerWarps);
+  }
+  __syncthreads();
+  const Schedule schedule(p, heads_per_tile);
+  if (threadIdx.x < kGroupThreads) {
+    give_registers<kProducerRegisters>();
+    produce<D>(p, schedule, base);
+  } else {
+    take_registers<kConsumerRegisters>();
+    consume<D>(p, schedule, base, reinterpret_cast<float4*>(shared + (base - start) + L::kMerged));
+  }
+}
+
+template <int D>
+void launch(const AttentionForward& args, StreamHandle stream) {
+  using L = RingLayout<D>;
+  const int heads = heads_per_tile(args.dims, kConsumers * kQueriesEach);
+  const int group = args.dims.num_heads / args.dims.num_kv_heads;
+  const int64_t items = int64_t{args.num_tiles} * args.dims.num_kv_heads * ((group + heads - 1) / heads);
+  const auto kernel = attention_rows_sm90_kernel<D>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
+  kernel<<<gpu::strided_grid(items, 1), kRowsThreads, L::kBytes, stream>>>(args, heads);
+  check_launch("attention_forward rows sm90");
+}
+
+}  // namespace
+
+void launch_rows_sm90(const AttentionForward& args, StreamHandle stream) {
+  if (args.dims.head_dim == 64) return launch<64>(args, stream);
+  launch<128>(args, stream);
+}
+
+}  // namespace accord::kernels::cuda::attention
