@@ -92,6 +92,7 @@ Status RolloutWorkerImpl::make_model() {
   options.engine.kv_cache_tokens =
       kv_cache_rows(recipe, kv_row_bytes(config, size_of(recipe.model.compute_dtype)), budget);
   options.engine.run_seed = recipe.run.seed;
+  options.engine.cuda_graphs = recipe.rollout.cuda_graphs;
   options.engine.record_routing = recipe.algorithm.routing_replay;
   options.detokenize = [this](std::span<const int32_t> ids) { return tokenizer_->decode(ids, true); };
   ACCORD_ASSIGN_OR_RETURN(model::PolicyWeights weights,
@@ -100,6 +101,7 @@ Status RolloutWorkerImpl::make_model() {
     ACCORD_ASSIGN_OR_RETURN(model_,
                             serve_on_cuda(config, std::move(weights), device_, stream_, std::move(options)));
   } else {
+    if (!recipe.rollout.cuda_graphs) log::warn("rollout.cuda_graphs: false does nothing on the CPU");
     ACCORD_ASSIGN_OR_RETURN(model_, serve_on_cpu(config, std::move(weights), *pool_, std::move(options)));
   }
   return absl::OkStatus();
@@ -233,10 +235,10 @@ Status RolloutWorkerImpl::generate(const GenerateJob& job, const OnSample& on_sa
   ACCORD_RETURN_IF_ERROR(device_.make_current());
   ACCORD_RETURN_IF_ERROR(engine.generate(requests, callbacks).status());
   const rollout::EngineStats& stats = engine.stats();
-  log::info("{}: {} samples, {} new tokens in {} forwards ({} prompt rows, {} preemptions)",
+  log::info("{}: {} samples, {} new tokens in {} forwards ({} prompt rows, {} preemptions, {} graph replays)",
             job.keep ? fmt::format("step {}", job.step) : "evaluation",
             requests.size() * static_cast<size_t>(job.num_samples), stats.generated_tokens, stats.forwards,
-            stats.prefill_rows, stats.preemptions);
+            stats.prefill_rows, stats.preemptions, stats.graph_replays);
   return absl::OkStatus();
 }
 

@@ -36,4 +36,11 @@ Status synchronize_event(EventHandle event);
 StatusOr<bool> event_finished(EventHandle event);
 StatusOr<double> milliseconds_between(EventHandle start, EventHandle end);
 
+// Between these two calls what the calling thread submits to `stream` is recorded, not run. end_capture also
+// ends a recording that failed, with an error.
+Status begin_capture(StreamHandle stream);
+StatusOr<GraphHandle> end_capture(StreamHandle stream);
+Status launch_graph(GraphHandle graph, StreamHandle stream);
+void destroy_graph(int device, GraphHandle graph);
+
 }  // namespace accord::backend

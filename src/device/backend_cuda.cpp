@@ -263,6 +263,30 @@ StatusOr<double> milliseconds_between(EventHandle start, EventHandle end) {
   return milliseconds;
 }
 
+// Other threads may allocate and wait meanwhile; this one may not.
+Status begin_capture(StreamHandle stream) {
+  return check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+}
+
+StatusOr<GraphHandle> end_capture(StreamHandle stream) {
+  cudaGraph_t graph = nullptr;
+  ACCORD_RETURN_IF_ERROR(check(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture"));
+  cudaGraphExec_t executable = nullptr;
+  const Status status = check(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
+  check_release(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  ACCORD_RETURN_IF_ERROR(status);
+  return executable;
+}
+
+Status launch_graph(GraphHandle graph, StreamHandle stream) {
+  return check(cudaGraphLaunch(graph, stream), "cudaGraphLaunch");
+}
+
+void destroy_graph(int device, GraphHandle graph) {
+  const CurrentDevice current(device);
+  check_release(cudaGraphExecDestroy(graph), "cudaGraphExecDestroy");
+}
+
 }  // namespace accord::backend
 
 namespace accord {

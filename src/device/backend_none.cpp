@@ -33,5 +33,9 @@ Status wait(StreamHandle, EventHandle) { return no_cuda(); }
 Status synchronize_event(EventHandle) { return no_cuda(); }
 StatusOr<bool> event_finished(EventHandle) { return no_cuda(); }
 StatusOr<double> milliseconds_between(EventHandle, EventHandle) { return no_cuda(); }
+Status begin_capture(StreamHandle) { return no_cuda(); }
+StatusOr<GraphHandle> end_capture(StreamHandle) { return no_cuda(); }
+Status launch_graph(GraphHandle, StreamHandle) { return no_cuda(); }
+void destroy_graph(int, GraphHandle) {}
 
 }  // namespace accord::backend

@@ -22,6 +22,11 @@ Status DeviceBuffer::ensure_matrix(const Device& device, Dtype dtype, int64_t ro
   return ensure(device, static_cast<size_t>(rows * cols * size_of(dtype)));
 }
 
+void DeviceBuffer::add_bounds(std::vector<const void*>& out) const {
+  out.push_back(data());
+  out.push_back(as<std::byte>() + capacity());
+}
+
 MatrixView DeviceBuffer::matrix(Dtype dtype, int64_t rows, int64_t cols) const {
   assert(static_cast<size_t>(rows * cols * size_of(dtype)) <= memory_.bytes());
   return {memory_.data(), dtype, rows, cols, cols};

@@ -4,6 +4,7 @@
 // nothing grows.
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "base/status.hpp"
 #include "device/device.hpp"
@@ -18,6 +19,9 @@ class DeviceBuffer {
   // each step. Errors: Memory::allocate's.
   Status ensure(const Device& device, size_t bytes, MemoryKind kind = MemoryKind::kDevice);
   Status ensure_matrix(const Device& device, Dtype dtype, int64_t rows, int64_t cols);
+
+  // Adds where its memory begins and ends: other memory, even at the same address, has another size.
+  void add_bounds(std::vector<const void*>& out) const;
 
   void* data() const { return memory_.data(); }
   size_t capacity() const { return memory_.bytes(); }

@@ -1,5 +1,6 @@
 // The batch on its way to the device, and attention over it.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <span>
 #include <vector>
@@ -47,7 +48,33 @@ constexpr int64_t kTileWords = sizeof(AttentionTile) / sizeof(int32_t);
 
 int64_t aligned(int64_t words) { return (words + 3) / 4 * 4; }
 
+// Blocks of attention beyond a row's context end at once.
+int32_t splits_of(int32_t context) {
+  const auto splits =
+      static_cast<uint32_t>((context + kernels::kAttentionSplit - 1) / kernels::kAttentionSplit);
+  return static_cast<int32_t>(std::bit_ceil(splits));
+}
+
 }  // namespace
+
+Status CudaModel::reserve(int64_t rows, int64_t positions) {
+  Impl& m = *impl_;
+  ACCORD_RETURN_IF_ERROR(m.reserve(rows));
+  // Fewer rows may ask for more tiles of experts, as tiles are smaller then.
+  for (int64_t fewer = rows / 2; fewer > 0 && m.config.num_experts > 0; fewer /= 2) {
+    ACCORD_RETURN_IF_ERROR(m.reserve(fewer));
+  }
+  ACCORD_RETURN_IF_ERROR(m.reserve_head(rows, /*own_normed=*/true));
+  ACCORD_RETURN_IF_ERROR(m.ensure_rope(positions));
+  // Tokens, positions, places in the cache, a tile a row, and page lists: very long ones may grow later.
+  constexpr int64_t kMaxPageBytes = int64_t{8} << 20;
+  const int64_t pages = rows * ((positions + kPageSize - 1) / kPageSize);
+  const int64_t page_bytes = std::min<int64_t>(pages * sizeof(int32_t), kMaxPageBytes);
+  const auto bytes = static_cast<size_t>(aligned(rows) * (3 + kTileWords) * sizeof(int32_t)) +
+                     static_cast<size_t>(page_bytes);
+  ACCORD_RETURN_IF_ERROR(m.batch.staging.ensure(m.device, bytes, MemoryKind::kPinned));
+  return m.batch.memory.ensure(m.device, bytes);
+}
 
 Status CudaModel::set_batch(const Batch& batch) {
   Impl& m = *impl_;
@@ -106,7 +133,7 @@ Status CudaModel::set_batch(const Batch& batch) {
                             y.first_position + y.num_rows;  // the longest first
                    });
   if (!all.empty()) std::memcpy(host + tile_at, all.data(), all.size() * sizeof(AttentionTile));
-  b.decode_splits = static_cast<int32_t>((longest + kernels::kAttentionSplit - 1) / kernels::kAttentionSplit);
+  b.decode_splits = longest == 0 ? 1 : splits_of(longest);
   if (b.decode_splits > 1) {
     ACCORD_RETURN_IF_ERROR(
         m.partials.ensure(m.device, static_cast<size_t>(cuda::attention_partials_bytes(

@@ -25,7 +25,7 @@ struct CudaExperts {
 struct CudaBatch {
   int64_t rows = 0;
   int64_t decode_rows = 0;
-  int32_t decode_splits = 1;  // of the longest decoding context
+  int32_t decode_splits = 1;  // of the longest decoding context, rounded up to a power of two
   int32_t num_decode_tiles = 0;
   int32_t num_tiles = 0;
   DeviceBuffer staging;  // pinned
@@ -53,6 +53,7 @@ struct CudaModel::Impl {
   Status upload_experts();
   Status ensure_rope(int64_t positions);
   Status reserve(int64_t rows);
+  Status reserve_head(int64_t rows, bool own_normed);
   kernels::cuda::AttentionDims attention_dims() const;
   kernels::cuda::RopeTableView rope_view() const;
   void copy_on_device(void* to, const void* from, size_t bytes);

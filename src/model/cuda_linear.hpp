@@ -3,6 +3,7 @@
 // Activations become BF16 operand values that stand for what their quantizer stored exactly. Not for other
 // rooms.
 #include <cstdint>
+#include <vector>
 
 #include "device/device.hpp"
 #include "device/device_buffer.hpp"
@@ -27,6 +28,7 @@ class CudaLinears {
 
   // Room for operands of up to `elements` values in `rows` rows.
   Status reserve(int64_t elements, int64_t rows);
+  void addresses(std::vector<const void*>& out) const;
 
   // Each operand is valid until the next is made. BF16 operands are x itself.
   CudaOperand operand(MatrixView x, const kernels::ActivationFormat& format);

@@ -28,6 +28,10 @@ Status CudaLinears::reserve(int64_t elements, int64_t rows) {
   return values_.ensure(device_, count * sizeof(BF16));
 }
 
+void CudaLinears::addresses(std::vector<const void*>& out) const {
+  for (const DeviceBuffer* b : {&codes_, &scales_, &outer_, &values_}) b->add_bounds(out);
+}
+
 CudaOperand CudaLinears::expand(const ActivationFormat& format, int64_t rows, int64_t cols) {
   CudaOperand out{format, values_.as<BF16>(), cols, rows, nullptr};
   if (format.format == WeightFormat::kMXFP8) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "base/model_config.hpp"
 #include "base/status.hpp"
@@ -46,6 +47,8 @@ struct CudaLayerTape {
 
   // Room for `rows` rows of layer `layer`.
   Status reserve(const Device& device, const ModelConfig& config, int64_t layer, int64_t rows);
+  // Adds where everything begins and ends.
+  void addresses(std::vector<const void*>& out) const;
   // Bytes that reserve asks for.
   static int64_t bytes(const ModelConfig& config, int64_t layer, int64_t rows);
 };
@@ -79,9 +82,19 @@ class CudaModel {
   Status check(const Batch& batch, int64_t kv_rows) const;
   Status check_replay(std::span<const int32_t> ids, int64_t num_rows) const;
 
+  // Memory for batches of up to `rows` rows, and for logits of as many, at positions below `positions`: what
+  // such batches need does not grow later, but for the scratch of long contexts.
+  Status reserve(int64_t rows, int64_t positions);
+
   // Copies a (host) batch, which was checked, to the device; the calls below are about it until the next one.
   Status set_batch(const Batch& batch);
   int64_t num_rows() const;
+  // Of a batch whose rows all decode, the launches' only other argument that is not an address or of the
+  // model: parts that attention cuts the longest context into, rounded up to a power of two; else 0.
+  int32_t decode_splits() const;
+  // Adds the bounds of the memory that the launches below get, other than their arguments: launches of
+  // batches with equal addresses, rows and decode_splits are the same, whatever else the batches hold.
+  void addresses(std::vector<const void*>& out) const;
   const int32_t* tokens() const;     // [T]
   const int32_t* positions() const;  // [T]
   // Covers every position of the current batch.

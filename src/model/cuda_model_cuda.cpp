@@ -175,6 +175,15 @@ Status CudaModel::Impl::reserve(int64_t rows) {
   return branch.ensure_matrix(device, Dtype::kBF16, rows, hidden);
 }
 
+// What logits() needs.
+Status CudaModel::Impl::reserve_head(int64_t rows, bool own_normed) {
+  ACCORD_RETURN_IF_ERROR(head_rows.ensure_matrix(device, Dtype::kBF16, rows, config.hidden_size));
+  if (own_normed) {
+    ACCORD_RETURN_IF_ERROR(head_normed.ensure_matrix(device, Dtype::kBF16, rows, config.hidden_size));
+  }
+  return linears.reserve(rows * config.hidden_size, rows);
+}
+
 void CudaModel::Impl::copy_on_device(void* to, const void* from, size_t bytes) {
   // Between device memory a copy fails only where the device is lost, which ends the process.
   const Status status = stream.copy(to, from, bytes);
@@ -186,6 +195,25 @@ const PolicyWeights& CudaModel::weights() const { return impl_->weights; }
 const Device& CudaModel::device() const { return impl_->device; }
 const Stream& CudaModel::stream() const { return impl_->stream; }
 int64_t CudaModel::num_rows() const { return impl_->batch.rows; }
+
+int32_t CudaModel::decode_splits() const {
+  const CudaBatch& b = impl_->batch;
+  return b.rows > 0 && b.decode_rows == b.rows ? b.decode_splits : 0;
+}
+
+void CudaModel::addresses(std::vector<const void*>& out) const {
+  const Impl& m = *impl_;
+  m.own_tape.addresses(out);
+  m.linears.addresses(out);
+  for (const DeviceBuffer* b : {&m.batch.memory, &m.partials, &m.k_normed, &m.v, &m.turned, &m.branch,
+                                &m.sort_scratch, &m.head_rows, &m.head_normed}) {
+    b->add_bounds(out);
+  }
+  const cuda::RopeTableView rope = m.rope_view();  // of one block, but the sines' place moves as it grows
+  out.push_back(rope.cos);
+  out.push_back(rope.sin);
+}
+
 const int32_t* CudaModel::tokens() const { return impl_->batch.tokens; }
 const int32_t* CudaModel::positions() const { return impl_->batch.positions; }
 kernels::cuda::RopeTableView CudaModel::rope() const { return impl_->rope_view(); }
@@ -251,15 +279,9 @@ Status CudaModel::logits(MatrixView x_TH, const int32_t* rows, int64_t count, Ma
   if (count == 0) return absl::OkStatus();
   const int64_t hidden = m.config.hidden_size;
   const LinearWeight& head = m.weights.lm_head;
-  ACCORD_RETURN_IF_ERROR(m.head_rows.ensure_matrix(m.device, Dtype::kBF16, count, hidden));
-  ACCORD_RETURN_IF_ERROR(m.linears.reserve(count * hidden, count));
-  MatrixView normed;
-  if (normed_RH != nullptr) {
-    normed = *normed_RH;
-  } else {
-    ACCORD_RETURN_IF_ERROR(m.head_normed.ensure_matrix(m.device, Dtype::kBF16, count, hidden));
-    normed = m.head_normed.matrix(Dtype::kBF16, count, hidden);
-  }
+  ACCORD_RETURN_IF_ERROR(m.reserve_head(count, normed_RH == nullptr));
+  const MatrixView normed =
+      normed_RH != nullptr ? *normed_RH : m.head_normed.matrix(Dtype::kBF16, count, hidden);
   const MatrixView gathered = m.head_rows.matrix(Dtype::kBF16, count, hidden);
   cuda::gather_rows(x_TH, rows, gathered, m.handle());
   const CudaOperand operand =

@@ -93,6 +93,47 @@ Status CudaLayerTape::reserve(const Device& device, const ModelConfig& config, i
   return absl::OkStatus();
 }
 
+void CudaLayerTape::addresses(std::vector<const void*>& out) const {
+  for (const DeviceBuffer* b : {&norm1,
+                                &inv_rms1,
+                                &q_raw,
+                                &k_raw,
+                                &inv_rms_q,
+                                &inv_rms_k,
+                                &q,
+                                &attn,
+                                &lse,
+                                &x_mid,
+                                &norm2,
+                                &inv_rms2,
+                                &mla.q_a,
+                                &mla.q_a_norm,
+                                &mla.inv_rms_q_a,
+                                &mla.kv_a,
+                                &mla.latent,
+                                &mla.inv_rms_kv_a,
+                                &mla.q_latent,
+                                &mla.attn_latent,
+                                &gate,
+                                &up,
+                                &act,
+                                &down,
+                                &router_probs,
+                                &topk_weights,
+                                &topk_ids,
+                                &expert_offsets,
+                                &sorted_tokens,
+                                &sorted_slots,
+                                &slot_rows,
+                                &group_tiles,
+                                &num_group_tiles,
+                                &shared_gate,
+                                &shared_up,
+                                &shared_act}) {
+    b->add_bounds(out);
+  }
+}
+
 int64_t CudaLayerTape::bytes(const ModelConfig& config, int64_t layer, int64_t rows) {
   CudaLayerTape none;
   int64_t sum = 0;

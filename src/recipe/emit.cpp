@@ -160,6 +160,7 @@ void emit_rollout(const RolloutPart& rollout, Emitter& e) {
   e.whole("prefill_chunk", rollout.prefill_chunk);
   e.whole("max_batch_rows", rollout.max_batch_rows);
   e.whole("kv_cache_tokens", rollout.kv_cache_tokens);
+  e.flag("cuda_graphs", rollout.cuda_graphs);
   e.close();
 }
 

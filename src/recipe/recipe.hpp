@@ -121,6 +121,7 @@ struct RolloutPart {
   int64_t prefill_chunk = 256;   // prompt tokens of one forward; at most max_batch_rows
   int64_t max_batch_rows = 256;  // tokens of one forward: decoding sequences and prompt tokens together
   int64_t kv_cache_tokens = 0;   // 0: chosen from the batch limits
+  bool cuda_graphs = true;       // on CUDA devices; the CPU has none
   bool operator==(const RolloutPart&) const = default;
 };
 

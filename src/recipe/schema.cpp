@@ -162,6 +162,7 @@ void read_rollout(MapReader map, RolloutPart& rollout) {
   map.integer("prefill_chunk", rollout.prefill_chunk, 1, kMaxTokens);
   map.integer("max_batch_rows", rollout.max_batch_rows, 1, 1'000'000);
   map.integer("kv_cache_tokens", rollout.kv_cache_tokens, 0, int64_t{1} << 40);
+  map.boolean("cuda_graphs", rollout.cuda_graphs);
   map.finish();
 }
 

@@ -2,7 +2,7 @@
 
 namespace accord::rollout {
 
-StatusOr<std::unique_ptr<Policy>> make_cuda_policy(model::CudaModel& /*model*/) {
+StatusOr<std::unique_ptr<Policy>> make_cuda_policy(model::CudaModel& /*model*/, bool /*graphs*/) {
   return unavailable_error("rollout: this build has no CUDA");
 }
 

@@ -193,7 +193,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::create(model::Model& model, const Engi
 
 StatusOr<std::unique_ptr<Engine>> Engine::create(model::CudaModel& model, const EngineOptions& options,
                                                  Detokenize detokenize) {
-  ACCORD_ASSIGN_OR_RETURN(std::unique_ptr<Policy> policy, make_cuda_policy(model));
+  ACCORD_ASSIGN_OR_RETURN(std::unique_ptr<Policy> policy, make_cuda_policy(model, options.cuda_graphs));
   return create(std::move(policy), options, std::move(detokenize));
 }
 
@@ -230,6 +230,9 @@ StatusOr<std::vector<Sample>> Engine::generate(std::span<const Request> requests
   if (status.ok()) {
     status = ended;
   }
+  const GraphCounts graphs = impl.policy->take_graph_counts();
+  impl.stats.graph_captures += graphs.captures;
+  impl.stats.graph_replays += graphs.replays;
   impl.stats.peak_cache_rows = int64_t{impl.pages.peak_used()} * model::kPageSize;
   ACCORD_RETURN_IF_ERROR(status);
   std::vector<Sample> samples;

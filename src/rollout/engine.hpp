@@ -33,6 +33,7 @@ struct EngineOptions {
   int32_t prefill_chunk = 256;      // prefill rows of one forward, over all prompts
   int64_t kv_cache_tokens = 65536;  // rows of the KV cache, rounded up to whole pages
   uint64_t run_seed = 0;
+  bool cuda_graphs = true;      // on a CUDA device, decode steps replay captured graphs; never changes a bit
   bool record_routing = false;  // keep the samples' expert ids (MoE models); see Callbacks::on_sample
 };
 
@@ -59,6 +60,8 @@ struct Callbacks {
 
 struct EngineStats {
   uint64_t forwards = 0;
+  uint64_t graph_replays = 0;   // forwards that replayed a captured graph
+  uint64_t graph_captures = 0;  // of forwards and of logits
   uint64_t generated_tokens = 0;
   uint64_t prefill_rows = 0;     // prompt rows computed for the first time
   uint64_t shared_rows = 0;      // prompt rows that a sample took over from its siblings

@@ -33,6 +33,12 @@ struct DrawSeconds {
   double sampling = 0.0;
 };
 
+// Of captured graphs, on a CUDA device.
+struct GraphCounts {
+  uint64_t captures = 0;
+  uint64_t replays = 0;  // forwards
+};
+
 class Policy {
  public:
   virtual ~Policy() = default;
@@ -62,13 +68,17 @@ class Policy {
   // whole; a row whose logits cannot be drawn from is its own entry's error.
   virtual Status draw(std::span<const DrawTask> tasks, std::span<StatusOr<DrawnToken>> drawn,
                       DrawSeconds& seconds) = 0;
+
+  // Since the last call.
+  virtual GraphCounts take_graph_counts() { return {}; }
 };
 
 // `model` and `pool` must outlive the policy.
 std::unique_ptr<Policy> make_model_policy(model::Model& model, ThreadPool& pool);
 
 // Keys, values and everything else on the model's device and stream; both must outlive the policy. Errors: a
-// build without CUDA; a vocabulary that the device's sampler does not take.
-StatusOr<std::unique_ptr<Policy>> make_cuda_policy(model::CudaModel& model);
+// build without CUDA; a vocabulary that the device's sampler does not take. `graphs`: decode steps are
+// captured once a size and replayed (graph_cache.hpp); no bit depends on it.
+StatusOr<std::unique_ptr<Policy>> make_cuda_policy(model::CudaModel& model, bool graphs);
 
 }  // namespace accord::rollout

@@ -58,6 +58,25 @@ def case_equal_and_repeatable(t):
     require_equal(resolved.count("device: cuda"), 2, "devices in the run's recipe.yaml")
 
 
+def graph_replays(run):
+    logs = [harness.read(run.file(f"logs/rollout-{rank}.log")) for rank in range(2)]
+    return sum(int(n) for log in logs for n in re.findall(r"(\d+) graph replays", log))
+
+
+def case_graphs(t):
+    """Decode steps that replay captured graphs, over several updates of the weights, change no byte."""
+    if not usable(t):
+        return
+    changes = {**ODD, "precision": NVFP4, "algorithm.routing_replay": True}
+    graphs = train(t, "graphs", changes)
+    plain = train(t, "plain", {**changes, "rollout.cuda_graphs": False})
+    check_equal(graphs, "graphs")
+    same_run(graphs, plain, "with and without graphs")
+    require(graph_replays(graphs) > 10, f"only {graph_replays(graphs)} graph replays")
+    require_equal(graph_replays(plain), 0, "graph replays without graphs")
+    t.note(f"{graph_replays(graphs)} graph replays")
+
+
 def case_any_number_of_workers(t):
     """Rollout workers share devices and change no bit; trainers share them and agree on all bytes."""
     if not usable(t):

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -71,9 +72,18 @@ struct Queue {
 }  // namespace
 }  // namespace accord
 
+using RecordedCalls = std::vector<std::function<void(accord::StreamHandle)>>;
+
 struct CUstream_st {
   int device = 0;
   std::shared_ptr<accord::Queue> queue = std::make_shared<accord::Queue>();
+  std::unique_ptr<RecordedCalls> recording;  // while it is captured
+};
+
+struct CUgraphExec_st {
+  int device = 0;
+  RecordedCalls calls;
+  uint64_t last_block = 0;
 };
 
 struct CUevent_st {
@@ -121,10 +131,29 @@ void* device_memory(const void* p, size_t bytes) {
   fail(fmt::format("cudaMemcpyAsync: the {} bytes at {} are not within one allocation", bytes, p));
 }
 
+// The thread's captures that have not ended.
+int& thread_captures() {
+  thread_local int captures = 0;
+  return captures;
+}
+
+// What a thread must not do meanwhile; a capture of CUDA ends with an error then, too.
+Status check_no_capture(const char* call) {
+  return thread_captures() == 0
+             ? absl::OkStatus()
+             : unavailable_error("{}: operation not permitted when stream is capturing", call);
+}
+
 }  // namespace
 
 namespace emulation {
+
 int device_of(StreamHandle stream) { return stream->device; }
+bool is_capturing(StreamHandle stream) { return stream != nullptr && stream->recording != nullptr; }
+void record_call(StreamHandle stream, std::function<void(StreamHandle)> call) {
+  stream->recording->push_back(std::move(call));
+}
+
 }  // namespace emulation
 
 namespace backend {
@@ -155,6 +184,7 @@ Status set_device(int device) {
 }
 
 Status synchronize_device(int device) {
+  ACCORD_RETURN_IF_ERROR(check_no_capture("cudaDeviceSynchronize"));
   Process& process = Process::instance();
   const std::lock_guard lock(process.mutex);
   for (StreamHandle stream : process.streams) {
@@ -165,6 +195,7 @@ Status synchronize_device(int device) {
 
 StatusOr<void*> allocate(int device, size_t bytes) {
   ACCORD_RETURN_IF_ERROR(check_device(device));
+  ACCORD_RETURN_IF_ERROR(check_no_capture("cudaMalloc"));
   void* p = emulation::allocate(device, bytes);
   if (p == nullptr) {
     const size_t total = emulation::memory_bytes(device);
@@ -181,6 +212,7 @@ void release(int device, void* p) {
 
 StatusOr<void*> allocate_pinned(int device, size_t bytes) {
   ACCORD_RETURN_IF_ERROR(check_device(device));
+  ACCORD_RETURN_IF_ERROR(check_no_capture("cudaHostAlloc"));
   const size_t rounded =
       std::max<size_t>(1, (bytes + kPinnedAlignment - 1) / kPinnedAlignment) * kPinnedAlignment;
   void* p = std::aligned_alloc(kPinnedAlignment, rounded);
@@ -221,6 +253,7 @@ void destroy_stream(int /*device*/, StreamHandle stream) {
 }
 
 Status synchronize_stream(StreamHandle stream) {
+  ACCORD_RETURN_IF_ERROR(check_no_capture("cudaStreamSynchronize"));
   const std::lock_guard lock(Process::instance().mutex);
   stream->queue->finish_until(stream->queue->end());
   return absl::OkStatus();
@@ -228,6 +261,10 @@ Status synchronize_stream(StreamHandle stream) {
 
 Status copy(void* to, const void* from, size_t bytes, StreamHandle stream) {
   if (bytes == 0) return absl::OkStatus();
+  if (emulation::is_capturing(stream)) {
+    emulation::record_call(stream, [=](StreamHandle later) { (void)copy(to, from, bytes, later); });
+    return absl::OkStatus();
+  }
   void* device_to = device_memory(to, bytes);
   const void* device_from = device_memory(from, bytes);
   Process& process = Process::instance();
@@ -251,8 +288,12 @@ Status copy(void* to, const void* from, size_t bytes, StreamHandle stream) {
   return absl::OkStatus();
 }
 
-Status fill(void* to, uint8_t value, size_t bytes, StreamHandle /*stream*/) {
+Status fill(void* to, uint8_t value, size_t bytes, StreamHandle stream) {
   if (bytes == 0) return absl::OkStatus();
+  if (emulation::is_capturing(stream)) {
+    emulation::record_call(stream, [=](StreamHandle later) { (void)fill(to, value, bytes, later); });
+    return absl::OkStatus();
+  }
   void* memory = device_memory(to, bytes);
   if (memory == nullptr) fail("cudaMemsetAsync: not device memory");
   std::memset(memory, value, bytes);
@@ -267,6 +308,7 @@ StatusOr<EventHandle> create_event(int device) {
 void destroy_event(int /*device*/, EventHandle event) { delete event; }
 
 Status record(EventHandle event, StreamHandle stream) {
+  if (emulation::is_capturing(stream)) fail("events in graphs are not emulated");
   const std::lock_guard lock(Process::instance().mutex);
   event->queue = stream->queue;
   event->count = stream->queue->end();
@@ -274,7 +316,10 @@ Status record(EventHandle event, StreamHandle stream) {
   return absl::OkStatus();
 }
 
-Status wait(StreamHandle /*stream*/, EventHandle event) { return synchronize_event(event); }
+Status wait(StreamHandle stream, EventHandle event) {
+  if (emulation::is_capturing(stream)) fail("events in graphs are not emulated");
+  return synchronize_event(event);
+}
 
 Status synchronize_event(EventHandle event) {
   const std::lock_guard lock(Process::instance().mutex);
@@ -292,6 +337,33 @@ StatusOr<double> milliseconds_between(EventHandle start, EventHandle end) {
     return unavailable_error("cudaEventElapsedTime: an event was not recorded");
   return std::chrono::duration<double, std::milli>(end->time - start->time).count();
 }
+
+Status begin_capture(StreamHandle stream) {
+  if (emulation::is_capturing(stream)) return unavailable_error("cudaStreamBeginCapture: a second capture");
+  stream->recording = std::make_unique<RecordedCalls>();
+  ++thread_captures();
+  return absl::OkStatus();
+}
+
+StatusOr<GraphHandle> end_capture(StreamHandle stream) {
+  if (!emulation::is_capturing(stream)) return unavailable_error("cudaStreamEndCapture: no capture");
+  auto graph = std::make_unique<CUgraphExec_st>();
+  graph->device = stream->device;
+  graph->calls = std::move(*stream->recording);
+  graph->last_block = emulation::last_block();
+  stream->recording.reset();
+  --thread_captures();
+  return graph.release();
+}
+
+Status launch_graph(GraphHandle graph, StreamHandle stream) {
+  if (stream->device != graph->device) fail("cudaGraphLaunch: a graph of another device");
+  const emulation::OldBlocksOnly old(graph->last_block);
+  for (const auto& call : graph->calls) call(stream);
+  return absl::OkStatus();
+}
+
+void destroy_graph(int /*device*/, GraphHandle graph) { delete graph; }
 
 }  // namespace backend
 }  // namespace accord

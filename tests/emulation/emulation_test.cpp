@@ -5,9 +5,12 @@
 #include <csignal>
 #include <cstdlib>
 #include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "device/device.hpp"
+#include "device/graph.hpp"
 #include "device/memory.hpp"
 #include "device/stream.hpp"
 #include "kernels/embedding/embedding_cuda.hpp"
@@ -193,6 +196,30 @@ TEST_CASE("products refuse what the kernels do not take") {
   g.a = f.memory.as<BF16>();
   g.c.accumulate = true;
   CHECK(signal() == SIGABRT);
+}
+
+TEST_CASE("a graph of memory that was given back and taken again ends the process") {
+  CHECK(signal_of([] {
+          const Fixture f;
+          auto old = std::make_unique<Memory>(must(Memory::allocate(f.device, kBytes)));
+          const Graph graph =
+              must(Graph::capture(f.stream, [&] { return f.stream.fill(old->data(), 0, kBytes); }));
+          if (!graph.launch(f.stream).ok()) std::abort();
+          const void* before = old->data();
+          old.reset();
+          const Memory other = must(Memory::allocate(f.device, kBytes));
+          if (other.data() != before) _exit(0);
+          (void)graph.launch(f.stream);
+        }) == SIGABRT);
+}
+
+TEST_CASE("a thread that captures may not allocate") {
+  const Fixture f;
+  const auto graph = Graph::capture(f.stream, [&] { return Memory::allocate(f.device, kBytes).status(); });
+  REQUIRE(!graph.ok());
+  CHECK(std::string(message_of(graph.status())).find("cudaMalloc: operation not permitted") !=
+        std::string::npos);
+  CHECK(Memory::allocate(f.device, kBytes).ok());
 }
 
 TEST_CASE("a device has as much memory as it is given") {

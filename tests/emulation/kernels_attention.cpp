@@ -9,6 +9,7 @@
 #include "kernels/attention/attention_shapes.hpp"
 #include "tests/emulation/launch.hpp"
 #include "tests/emulation/rows.hpp"
+#include "tests/emulation/streams.hpp"
 
 namespace accord::kernels::cuda {
 namespace {
@@ -85,6 +86,7 @@ std::vector<AttentionBackwardTile> sequences_of(const Launch& launch, const Atte
 }  // namespace
 
 void attention_forward(const AttentionForward& args, StreamHandle stream) {
+  if (emulation::recorded(stream, attention_forward, args)) return;
   const Launch launch("attention_forward", stream);
   const AttentionDims& d = args.dims;
   launch.needs(attention_takes(d) && args.num_tiles <= kMaxTiles,

@@ -4,6 +4,7 @@
 
 #include "kernels/copy/copy_cuda.hpp"
 #include "tests/emulation/launch.hpp"
+#include "tests/emulation/streams.hpp"
 
 namespace accord::kernels::cuda {
 namespace {
@@ -30,6 +31,7 @@ std::byte* element(const MatrixView& x, int64_t row, int64_t col) {
 }  // namespace
 
 void scatter_rows(MatrixView x, const int32_t* to_rows, MatrixView y, StreamHandle stream) {
+  if (emulation::recorded(stream, scatter_rows, x, to_rows, y)) return;
   const Launch launch("scatter_rows", stream);
   launch.needs(x.cols == y.cols && (to_rows != nullptr || x.rows == 0), "one width, and rows to go to");
   copy_columns(x, {1, x.cols, 0, 0, 0, 0}, to_rows, y, stream);
@@ -37,6 +39,7 @@ void scatter_rows(MatrixView x, const int32_t* to_rows, MatrixView y, StreamHand
 
 void copy_columns(MatrixView x, const ColumnGroups& columns, const int32_t* to_rows, MatrixView y,
                   StreamHandle stream) {
+  if (emulation::recorded(stream, copy_columns, x, columns, to_rows, y)) return;
   const Launch launch("copy_columns", stream);
   launch.needs(x.dtype == y.dtype && columns.groups * columns.count * size_of(x.dtype) < (int64_t{1} << 31),
                "x and y of one dtype, and less than 2^31 bytes a row");

@@ -11,6 +11,7 @@
 #include "kernels/linear/linear_backward_cuda.hpp"
 #include "tests/emulation/launch.hpp"
 #include "tests/emulation/rows.hpp"
+#include "tests/emulation/streams.hpp"
 
 namespace accord::kernels::cuda {
 namespace {
@@ -25,6 +26,7 @@ MatrixView bf16_view(const Launch& launch, BF16* out, int64_t rows, int64_t cols
 
 void expand_mxfp8(const uint8_t* q, const uint8_t* scales, int64_t rows, int64_t cols, bool column_wise,
                   bool e5m2, BF16* out, int64_t ldo, StreamHandle stream) {
+  if (emulation::recorded(stream, expand_mxfp8, q, scales, rows, cols, column_wise, e5m2, out, ldo)) return;
   const Launch launch("expand_mxfp8", stream);
   launch.needs(cols % 8 == 0 && ldo % 8 == 0 && (column_wise ? rows : cols) % 32 == 0,
                "cols % 8 == 0 && ldo % 8 == 0 && (column_wise ? rows : cols) % 32 == 0");
@@ -40,6 +42,8 @@ void expand_mxfp8(const uint8_t* q, const uint8_t* scales, int64_t rows, int64_t
 
 void expand_nvfp4(const uint8_t* q, const uint8_t* scales, const float* outer, bool outer_per_row,
                   int32_t range, int64_t rows, int64_t cols, BF16* out, int64_t ldo, StreamHandle stream) {
+  if (emulation::recorded(stream, expand_nvfp4, q, scales, outer, outer_per_row, range, rows, cols, out, ldo))
+    return;
   const Launch launch("expand_nvfp4", stream);
   launch.needs(cols % 16 == 0 && ldo % 8 == 0, "cols % 16 == 0 && ldo % 8 == 0");
   if (rows == 0 || cols == 0) return;

@@ -12,6 +12,7 @@
 #include "kernels/formats/nvfp4_cuda.hpp"
 #include "tests/emulation/launch.hpp"
 #include "tests/emulation/rows.hpp"
+#include "tests/emulation/streams.hpp"
 
 namespace accord::formats::cuda {
 namespace {
@@ -74,6 +75,7 @@ void measure(const Launch& launch, const MatrixView& x, const uint8_t* scale, in
 }  // namespace
 
 void quantize_mxfp8_rows(MatrixView x, uint8_t* q, uint8_t* scale, Element element, StreamHandle stream) {
+  if (emulation::recorded(stream, quantize_mxfp8_rows, x, q, scale, element)) return;
   quantize_axis(Launch("quantize_mxfp8_rows", stream), x, q, scale, Axis::kRow, element);
 }
 
@@ -139,6 +141,7 @@ void amax(MatrixView x, float* result, bool accumulate, float* scratch, StreamHa
 
 void quantize_nvfp4(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out,
                     const float* shared_amax, float* scratch, StreamHandle stream) {
+  if (emulation::recorded(stream, quantize_nvfp4, x, options, out, shared_amax, scratch)) return;
   const Launch launch("quantize_nvfp4", stream);
   launch.needs(is_float(x.dtype), "bf16 or fp32");
   launch.needs(check_nvfp4_shape(x.rows, x.cols, options).ok(), "a shape that the options allow");

@@ -14,6 +14,7 @@
 #include "kernels/math/simd.hpp"
 #include "tests/emulation/launch.hpp"
 #include "tests/emulation/rows.hpp"
+#include "tests/emulation/streams.hpp"
 
 namespace accord::kernels::cuda {
 namespace {
@@ -243,6 +244,19 @@ void products(const std::vector<float>& a, int64_t a_row, int64_t a_col, const s
   }
 }
 
+// A launch copies the host's description of the groups.
+template <class Product>
+bool recorded_product(const Product& g, void (*product)(const Product&, StreamHandle), StreamHandle stream) {
+  if (!emulation::is_capturing(stream)) return false;
+  const GemmGroups groups = g.groups == nullptr ? GemmGroups{} : *g.groups;
+  emulation::record_call(stream, [g, groups, product](StreamHandle later) {
+    Product again = g;
+    if (g.groups != nullptr) again.groups = &groups;
+    product(again, later);
+  });
+  return true;
+}
+
 void* batch_output(const GemmOutput& c, int64_t offset) {
   return static_cast<std::byte*>(c.data) + offset * (c.bf16 ? 2 : 4);
 }
@@ -251,6 +265,7 @@ void* batch_output(const GemmOutput& c, int64_t offset) {
 
 void build_group_tiles(const int32_t* offsets, int32_t experts, int32_t tile_rows, GroupTile* tiles,
                        int32_t* num_tiles, StreamHandle stream) {
+  if (emulation::recorded(stream, build_group_tiles, offsets, experts, tile_rows, tiles, num_tiles)) return;
   const Launch launch("build_group_tiles", stream);
   const int32_t* begin = launch.at(offsets, experts + 1);
   launch.needs(begin[0] == 0 && std::is_sorted(begin, begin + experts + 1), "ascending offsets from 0");
@@ -266,6 +281,7 @@ void build_group_tiles(const int32_t* offsets, int32_t experts, int32_t tile_row
 }
 
 void gemm_forward(const GemmForward& g, StreamHandle stream) {
+  if (recorded_product(g, gemm_forward, stream)) return;
   const Launch launch("gemm_forward", stream);
   launch.needs(gemm_forward_takes(g), "gemm_forward_takes(g)");
   if (g.m == 0 || g.batch.count == 0) return;
@@ -284,6 +300,7 @@ void gemm_forward(const GemmForward& g, StreamHandle stream) {
 }
 
 void gemm_dgrad(const GemmBackward& g, StreamHandle stream) {
+  if (recorded_product(g, gemm_dgrad, stream)) return;
   const Launch launch("gemm_dgrad", stream);
   launch.needs(gemm_dgrad_takes(g), "gemm_dgrad_takes(g)");
   if (g.m == 0 || g.batch.count == 0) return;

@@ -9,6 +9,7 @@
 #include "kernels/router/router_cuda.hpp"
 #include "tests/emulation/launch.hpp"
 #include "tests/emulation/rows.hpp"
+#include "tests/emulation/streams.hpp"
 
 namespace accord::kernels::cuda {
 namespace {
@@ -23,6 +24,7 @@ constexpr int64_t kChunk = 1024;
 
 void route(const RouterRule& rule, const float* logits, int64_t tokens, const float* bias, bool replayed,
            float* scores, int32_t* ids, float* weights, StreamHandle stream) {
+  if (emulation::recorded(stream, route, rule, logits, tokens, bias, replayed, scores, ids, weights)) return;
   const Launch launch("route", stream);
   launch.needs(rule.experts <= kMaxRouterExperts && rule.groups <= kMaxGroups && rule.k <= rule.experts,
                "at most 1024 experts in 32 groups, k of them");
@@ -55,6 +57,7 @@ int64_t sort_scratch(int64_t num_ids, int64_t experts) {
 
 void sort_by_expert(const int32_t* ids, int64_t num_ids, int64_t experts, int64_t k, ExpertOrder order,
                     int32_t* scratch, StreamHandle stream) {
+  if (emulation::recorded(stream, sort_by_expert, ids, num_ids, experts, k, order, scratch)) return;
   const Launch launch("sort_by_expert", stream);
   launch.needs(num_ids % k == 0 && experts <= kMaxRouterExperts, "whole tokens, and at most 1024 experts");
   const int32_t* in = launch.at(ids, num_ids);
@@ -68,6 +71,7 @@ void sort_by_expert(const int32_t* ids, int64_t num_ids, int64_t experts, int64_
 }
 
 void gather_rows(MatrixView x, const int32_t* sorted_tokens, MatrixView y, StreamHandle stream) {
+  if (emulation::recorded(stream, gather_rows, x, sorted_tokens, y)) return;
   const Launch launch("gather_rows", stream);
   launch.needs(x.dtype == y.dtype && x.cols == y.cols, "x and y of one width and dtype");
   if (y.rows == 0 || y.cols == 0) return;
@@ -85,6 +89,7 @@ void gather_rows(MatrixView x, const int32_t* sorted_tokens, MatrixView y, Strea
 
 void combine_experts(MatrixView x, MatrixView down, const float* weights, const int32_t* slot_rows, int64_t k,
                      MatrixView y, StreamHandle stream) {
+  if (emulation::recorded(stream, combine_experts, x, down, weights, slot_rows, k, y)) return;
   const Launch launch("combine_experts", stream);
   launch.needs(x.dtype == down.dtype && x.dtype == y.dtype && x.cols == down.cols && x.cols == y.cols,
                "x, down and y of one width and dtype");

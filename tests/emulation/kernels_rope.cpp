@@ -6,6 +6,7 @@
 #include "kernels/rope/rope_cuda.hpp"
 #include "tests/emulation/launch.hpp"
 #include "tests/emulation/rows.hpp"
+#include "tests/emulation/streams.hpp"
 
 namespace accord::kernels::cuda {
 namespace {
@@ -71,6 +72,7 @@ void rotate_rows(const Launch& launch, const MatrixView& x, const RopeHeadsLayou
 
 void apply_rope_heads(MatrixView x, const RopeHeadsLayout& layout, const int32_t* positions,
                       const RopeTableView& table, MatrixView y, const int32_t* y_rows, StreamHandle stream) {
+  if (emulation::recorded(stream, apply_rope_heads, x, layout, positions, table, y, y_rows)) return;
   const Launch launch("apply_rope_heads", stream);
   launch.needs(x.dtype == y.dtype && (x.dtype == Dtype::kBF16 || x.dtype == Dtype::kF32),
                "x and y of one dtype");
@@ -86,6 +88,7 @@ void apply_rope_heads(MatrixView x, const RopeHeadsLayout& layout, const int32_t
 
 void apply_rope(MatrixView x, const int32_t* positions, const RopeTableView& table, MatrixView y,
                 const int32_t* y_rows, StreamHandle stream) {
+  if (emulation::recorded(stream, apply_rope, x, positions, table, y, y_rows)) return;
   const int64_t dim = 2 * table.half;
   require(x.cols == y.cols && x.cols % dim == 0, "x.cols == y.cols && x.cols % dim == 0");
   require(x.data != y.data || y_rows == nullptr, "y apart from x where rows move");

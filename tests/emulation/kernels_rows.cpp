@@ -13,6 +13,7 @@
 #include "kernels/swiglu/swiglu.hpp"
 #include "kernels/swiglu/swiglu_cuda.hpp"
 #include "tests/emulation/launch.hpp"
+#include "tests/emulation/streams.hpp"
 
 namespace accord::kernels::cuda {
 namespace {
@@ -84,6 +85,7 @@ bool fuses_rows(int64_t cols) { return cols > 0 && cols % 16 == 0 && cols / 16 <
 
 void rms_norm(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms,
               StreamHandle stream) {
+  if (emulation::recorded(stream, rms_norm, x, weight, eps, y, inv_rms)) return;
   const Launch launch("rms_norm", stream);
   launch.needs(x.dtype == y.dtype && x.rows <= y.rows && x.cols == y.cols, "y of x's shape");
   if (x.rows == 0 || x.cols == 0) return;
@@ -93,6 +95,7 @@ void rms_norm(MatrixView x, const BF16* weight, float eps, MatrixView y, float* 
 
 void rms_norm_mxfp8(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms, uint8_t* q,
                     uint8_t* scale, StreamHandle stream) {
+  if (emulation::recorded(stream, rms_norm_mxfp8, x, weight, eps, y, inv_rms, q, scale)) return;
   const Launch launch("rms_norm_mxfp8", stream);
   if (x.rows == 0) return;
   std::vector<BF16> storage;
@@ -104,6 +107,8 @@ void rms_norm_mxfp8(MatrixView x, const BF16* weight, float eps, MatrixView y, f
 void rms_norm_nvfp4(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms,
                     const formats::Nvfp4Output& out, FourOverSix four_over_six, int range,
                     StreamHandle stream) {
+  if (emulation::recorded(stream, rms_norm_nvfp4, x, weight, eps, y, inv_rms, out, four_over_six, range))
+    return;
   const Launch launch("rms_norm_nvfp4", stream);
   if (x.rows == 0) return;
   std::vector<BF16> storage;
@@ -113,6 +118,7 @@ void rms_norm_nvfp4(MatrixView x, const BF16* weight, float eps, MatrixView y, f
 }
 
 void swiglu(MatrixView gate, MatrixView up, MatrixView y, StreamHandle stream) {
+  if (emulation::recorded(stream, swiglu, gate, up, y)) return;
   const Launch launch("swiglu", stream);
   launch.needs(gate.dtype == up.dtype && gate.dtype == y.dtype && gate.cols == up.cols && gate.cols == y.cols,
                "gate, up and y of one shape and dtype");
@@ -122,6 +128,7 @@ void swiglu(MatrixView gate, MatrixView up, MatrixView y, StreamHandle stream) {
 
 void swiglu_mxfp8(MatrixView gate, MatrixView up, MatrixView y, uint8_t* q, uint8_t* scale,
                   StreamHandle stream) {
+  if (emulation::recorded(stream, swiglu_mxfp8, gate, up, y, q, scale)) return;
   const Launch launch("swiglu_mxfp8", stream);
   if (gate.rows == 0) return;
   std::vector<BF16> storage;
@@ -132,6 +139,7 @@ void swiglu_mxfp8(MatrixView gate, MatrixView up, MatrixView y, uint8_t* q, uint
 
 void swiglu_nvfp4(MatrixView gate, MatrixView up, MatrixView y, const formats::Nvfp4Output& out,
                   FourOverSix four_over_six, int range, StreamHandle stream) {
+  if (emulation::recorded(stream, swiglu_nvfp4, gate, up, y, out, four_over_six, range)) return;
   const Launch launch("swiglu_nvfp4", stream);
   if (gate.rows == 0) return;
   std::vector<BF16> storage;
@@ -142,6 +150,7 @@ void swiglu_nvfp4(MatrixView gate, MatrixView up, MatrixView y, const formats::N
 
 void embed_rows(const BF16* table, const int32_t* tokens, int64_t num_tokens, MatrixView y,
                 StreamHandle stream) {
+  if (emulation::recorded(stream, embed_rows, table, tokens, num_tokens, y)) return;
   const Launch launch("embed_rows", stream);
   if (num_tokens == 0 || y.cols == 0) return;
   launch.needs(y.dtype == Dtype::kBF16 || y.dtype == Dtype::kF32, "y of bf16 or fp32");
@@ -153,6 +162,7 @@ void embed_rows(const BF16* table, const int32_t* tokens, int64_t num_tokens, Ma
 }
 
 void add_rows(MatrixView x, MatrixView delta, MatrixView y, StreamHandle stream) {
+  if (emulation::recorded(stream, add_rows, x, delta, y)) return;
   const Launch launch("add_rows", stream);
   launch.needs(x.dtype == delta.dtype && x.dtype == y.dtype && x.cols == delta.cols && x.cols == y.cols,
                "x, delta and y of one shape and dtype");
@@ -162,6 +172,7 @@ void add_rows(MatrixView x, MatrixView delta, MatrixView y, StreamHandle stream)
 
 void token_logprobs(MatrixView logits, const float* temperatures, const int32_t* tokens, float* logprobs,
                     float* entropies, StreamHandle stream) {
+  if (emulation::recorded(stream, token_logprobs, logits, temperatures, tokens, logprobs, entropies)) return;
   const Launch launch("token_logprobs", stream);
   launch.needs(logits.dtype == Dtype::kF32, "fp32 logits");
   if (logits.rows == 0 || logits.cols == 0) return;

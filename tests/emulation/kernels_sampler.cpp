@@ -5,10 +5,12 @@
 #include "kernels/sampler/sampler_cuda.hpp"
 #include "rollout/sampler.hpp"
 #include "tests/emulation/launch.hpp"
+#include "tests/emulation/streams.hpp"
 
 namespace accord::kernels::cuda {
 
 void draw_tokens(MatrixView logits, const DrawRequest* requests, DrawResult* results, StreamHandle stream) {
+  if (emulation::recorded(stream, draw_tokens, logits, requests, results)) return;
   const emulation::Launch launch("draw_tokens", stream);
   constexpr int64_t kMaxVocab = int64_t{1} << 18;
   launch.needs(logits.dtype == Dtype::kF32 && logits.cols > 0 && logits.cols <= kMaxVocab,

@@ -24,6 +24,7 @@ Launch::Launch(const char* kernel, StreamHandle stream) : kernel_(kernel), devic
     fail(kernel, fmt::format("its stream is one of cuda:{}, but the thread's device is cuda:{}",
                              device_of(stream), device_));
   }
+  if (is_capturing(stream)) fail(kernel, "its emulation does not record itself (streams.hpp)");
 }
 
 void* Launch::bytes_at(const void* p, int64_t bytes, size_t alignment) const {

@@ -2,13 +2,17 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <string_view>
 #include <system_error>
+
+#include "base/log.hpp"
 
 namespace accord::emulation {
 namespace {
@@ -34,6 +38,22 @@ std::byte* map(size_t bytes, int protection) {
   return p == MAP_FAILED ? nullptr : static_cast<std::byte*>(p);
 }
 
+std::atomic<uint64_t>& block_count() {
+  static std::atomic<uint64_t> count = 0;
+  return count;
+}
+
+// The newest block that the thread may touch.
+uint64_t& newest_allowed() {
+  thread_local uint64_t newest = std::numeric_limits<uint64_t>::max();
+  return newest;
+}
+
+struct Block {
+  size_t bytes = 0;
+  uint64_t number = 0;
+};
+
 class Device {
  public:
   void* allocate(size_t bytes) {
@@ -41,12 +61,12 @@ class Device {
     if (addresses_ == nullptr && !reserve()) return nullptr;
     bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     size_t at = 0;
-    for (const auto& [begin, size] : blocks_) {
+    for (const auto& [begin, block] : blocks_) {
       if (begin - at >= bytes) break;
-      at = begin + size;
+      at = begin + block.bytes;
     }
     if (at > size_ || bytes > size_ - at) return nullptr;
-    blocks_[at] = bytes;
+    blocks_[at] = {bytes, ++block_count()};
     used_ += bytes;
     std::memset(memory_ + at, kPoison, bytes);
     return addresses_ + at;
@@ -57,8 +77,8 @@ class Device {
     if (!holds(p)) return false;
     const auto block = blocks_.find(offset(p));
     if (block == blocks_.end()) return false;
-    (void)give_back(block->first, block->second);
-    used_ -= block->second;
+    (void)give_back(block->first, block->second.bytes);
+    used_ -= block->second.bytes;
     blocks_.erase(block);
     return true;
   }
@@ -70,7 +90,12 @@ class Device {
     auto block = blocks_.upper_bound(at);
     if (block == blocks_.begin()) return nullptr;
     --block;
-    const size_t left = block->first + block->second;
+    if (block->second.number > newest_allowed()) {
+      log::error(
+          "a graph was launched that names {}, where a block lies that was allocated after its capture", p);
+      std::abort();
+    }
+    const size_t left = block->first + block->second.bytes;
     return at <= left && bytes <= left - at ? memory_ + at : nullptr;
   }
 
@@ -112,7 +137,7 @@ class Device {
   std::byte* addresses_ = nullptr;
   std::byte* memory_ = nullptr;
   size_t size_ = 0;
-  std::map<size_t, size_t> blocks_;  // offset -> bytes
+  std::map<size_t, Block> blocks_;  // by offset
   size_t used_ = 0;
 };
 
@@ -152,6 +177,11 @@ bool is_device_address(const void* p) {
 }
 
 void* resolve(int device, const void* p, size_t bytes) { return device_at(device).resolve(p, bytes); }
+
+uint64_t last_block() { return block_count(); }
+
+OldBlocksOnly::OldBlocksOnly(uint64_t last) : before_(newest_allowed()) { newest_allowed() = last; }
+OldBlocksOnly::~OldBlocksOnly() { newest_allowed() = before_; }
 
 int current_device() { return thread_device(); }
 void set_current_device(int device) { thread_device() = device; }

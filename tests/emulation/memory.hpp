@@ -26,6 +26,20 @@ void* allocate(int device, size_t bytes);
 bool release(int device, void* p);  // false: no block begins there
 
 bool is_device_address(const void* p);
+// Blocks are numbered as they are allocated, over all devices. While this lives, the calling thread's
+// resolve() ends the process where a block came after the `last` one.
+uint64_t last_block();
+class OldBlocksOnly {
+ public:
+  explicit OldBlocksOnly(uint64_t last);
+  ~OldBlocksOnly();
+  OldBlocksOnly(const OldBlocksOnly&) = delete;
+  OldBlocksOnly& operator=(const OldBlocksOnly&) = delete;
+
+ private:
+  uint64_t before_;
+};
+
 // Where the bytes [p, p + bytes) lie; null unless they are part of one block of this device.
 void* resolve(int device, const void* p, size_t bytes);
 

@@ -1,5 +1,6 @@
 // Where the time of a layer goes on the device: every operation by itself beside its ceiling, and the whole
-// layer beside their sum, as tables in Markdown. `bench_gpu_layer [--tiny]`: sizes at which it runs anywhere.
+// layer beside their sum, as tables in Markdown. --tiny: sizes at which it runs anywhere; --decode: decode
+// steps only.
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -48,7 +49,11 @@ void forward(Bench& bench, const Shape& shape, const Phase& phase) {
     const double ideal = table.ideal(format);
     WholeModel whole(run);
     table.add_text(format, "sum of the layer", total(layer, ideal));
-    table.add_text(format, "layer_forward", beside(whole.layer_seconds(), layer));
+    table.add_text(format, "layer_forward", beside(whole.layer_seconds(Submission::kLaunches), layer));
+    if (phase.decode) {
+      table.add_text(format, "layer_forward, from a graph",
+                     beside(whole.layer_seconds(Submission::kGraph), layer));
+    }
     head_operations(run, table);
     const double head = table.sum(format) - layer;
     const double ideal_head = table.ideal(format) - ideal;
@@ -58,9 +63,17 @@ void forward(Bench& bench, const Shape& shape, const Phase& phase) {
     const double sum = layers * layer + head;
     table.add_text(format, "sum of a step of " + std::to_string(shape.config.num_layers) + " layers",
                    total(sum, layers * ideal + ideal_head));
-    table.add_text(format, "the step, back to back", beside(whole.step_seconds(false), sum));
-    table.add_text(format, "the step, the host waiting for its tokens",
-                   beside(whole.step_seconds(true), sum));
+    for (const Submission how : {Submission::kLaunches, Submission::kGraph}) {
+      const std::string from = how == Submission::kGraph ? ", from a graph" : "";
+      table.add_text(format, "the step, back to back" + from, beside(whole.step_seconds(how), sum));
+      table.add_text(format, "the step, the host waiting for its tokens" + from,
+                     beside(whole.waiting_step_seconds(how), sum));
+    }
+    const WholeModel::Capture capture = whole.step_capture();
+    char text[80];
+    std::snprintf(text, sizeof(text), "%.1f ms, %.1f MB", capture.seconds * 1e3,
+                  static_cast<double>(capture.bytes) * 1e-6);
+    table.add_text(format, "capturing the step", text);
   }
   const std::string columns[] = {"BF16", "MXFP8", "NVFP4"};
   table.print(columns);
@@ -93,10 +106,15 @@ void optimizer(Bench& bench, const Shape& shape) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const bool tiny = argc == 2 && std::strcmp(argv[1], "--tiny") == 0;
-  if (argc > (tiny ? 2 : 1)) {
-    std::fprintf(stderr, "usage: bench_gpu_layer [--tiny]\n");
-    return 2;
+  bool tiny = false;
+  bool decode = false;
+  for (int i = 1; i < argc; ++i) {
+    bool& option = std::strcmp(argv[i], "--tiny") == 0 ? tiny : decode;
+    if (&option == &decode && std::strcmp(argv[i], "--decode") != 0) {
+      std::fprintf(stderr, "usage: bench_gpu_layer [--tiny] [--decode]\n");
+      return 2;
+    }
+    option = true;
   }
   const auto gpu = Gpu::open();
   if (!gpu) return 0;
@@ -104,6 +122,7 @@ int main(int argc, char** argv) {
   bench.measure_ceilings(tiny ? 256 : 8192);
   for (const Shape& shape : all_shapes(tiny)) {
     forward(bench, shape, {true, shape.decode_rows, shape.context});
+    if (decode) continue;
     const Phase training{false, shape.train_rows, shape.length};
     forward(bench, shape, training);
     backward(bench, shape, training);

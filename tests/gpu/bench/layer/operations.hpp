@@ -1,5 +1,6 @@
 #pragma once
 // Every operation of a layer by itself, in the order in which the model and the trainer launch them.
+#include <cstdint>
 #include <memory>
 
 #include "bench.hpp"
@@ -27,6 +28,9 @@ void head_backward_operations(const Run& run, Table& table);
 // The optimizer's passes over the parameters of one layer, and the export.
 void optimizer_operations(const Run& run, Table& table);
 
+// How a step reaches the device: kernel by kernel, or captured once and launched with one call.
+enum class Submission : uint8_t { kLaunches, kGraph };
+
 // CudaModel over random weights of one format.
 class WholeModel {
  public:
@@ -36,10 +40,17 @@ class WholeModel {
   WholeModel& operator=(const WholeModel&) = delete;
 
   // Of layer_forward, the mean over the layers; with a tape in training.
-  double layer_seconds();
-  // Of embedding, all layers, logits and draw of a decode step; `wait`: the host sends a batch and waits for
-  // the tokens each time, and its clock is read.
-  double step_seconds(bool wait);
+  double layer_seconds(Submission how);
+  // Of embedding, all layers, logits and draw of a decode step.
+  double step_seconds(Submission how);
+  // The same where the host sends a batch and waits for the tokens each time: by its clock.
+  double waiting_step_seconds(Submission how);
+  // What the graph of a step takes to capture, by the host's clock, and of the device's memory.
+  struct Capture {
+    double seconds = 0.0;
+    int64_t bytes = 0;
+  };
+  Capture step_capture();
 
  private:
   struct Impl;

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <vector>
 
+#include "device/graph.hpp"
 #include "kernels/formats/mxfp8_cuda.hpp"
 #include "kernels/formats/nvfp4_cuda.hpp"
 #include "kernels/sampler/sampler_cuda.hpp"
@@ -103,15 +105,30 @@ struct WholeModel::Impl {
 
   model::Batch batch() const { return {host.tokens, host.positions, host.rows, segments}; }
 
-  void layers() {
-    model->embed(x);
+  void run_layers() {
     for (int64_t layer = 0; layer < config.num_layers; ++layer) {
       model->layer_forward(layer, caches[static_cast<size_t>(layer)], x, {}, phase.decode ? nullptr : &tape);
     }
   }
 
+  Graph capture(const std::function<void()>& launches) const {
+    launches();  // kernels must have run before
+    return must(Graph::capture(bench.gpu().stream(), [&] {
+      launches();
+      return absl::OkStatus();
+    }));
+  }
+
+  // Median, many back to back.
+  double seconds(Submission how, const std::function<void()>& launches) const {
+    if (how == Submission::kLaunches) return bench.seconds(launches);
+    const Graph graph = capture(launches);
+    return bench.seconds([&] { must(graph.launch(bench.gpu().stream())); });
+  }
+
   void step() {
-    layers();
+    model->embed(x);
+    run_layers();
     const MatrixView out = matrix_view(logits.as<float>(), phase.rows, config.vocab_size);
     must(model->logits(x, device.row_ids.as<int32_t>(), phase.rows, out));
     cuda::draw_tokens(out, requests.as<cuda::DrawRequest>(), results.as<cuda::DrawResult>(), bench.stream());
@@ -142,36 +159,56 @@ struct WholeModel::Impl {
 WholeModel::WholeModel(const Run& run) : impl_(std::make_unique<Impl>(run)) {}
 WholeModel::~WholeModel() = default;
 
-double WholeModel::layer_seconds() {
+double WholeModel::layer_seconds(Submission how) {
   Impl& m = *impl_;
   m.model->embed(m.x);
-  const double all = m.bench.seconds([&] {
-    for (int64_t layer = 0; layer < m.config.num_layers; ++layer) {
-      m.model->layer_forward(layer, m.caches[static_cast<size_t>(layer)], m.x, {},
-                             m.phase.decode ? nullptr : &m.tape);
-    }
-  });
+  const double all = m.seconds(how, [&m] { m.run_layers(); });
   return all / static_cast<double>(m.config.num_layers);
 }
 
-double WholeModel::step_seconds(bool wait) {
+double WholeModel::step_seconds(Submission how) {
   Impl& m = *impl_;
-  if (!wait) {
-    const double seconds = m.bench.seconds([&] { m.step(); });
-    m.check_results();
-    return seconds;
-  }
+  const double seconds = m.seconds(how, [&m] { m.step(); });
+  m.check_results();
+  return seconds;
+}
+
+double WholeModel::waiting_step_seconds(Submission how) {
+  Impl& m = *impl_;
+  const Graph graph = how == Submission::kGraph ? m.capture([&m] { m.step(); }) : Graph();
   std::vector<double> times;
   for (int i = 0; i < kSteps; ++i) {
     const auto begin = std::chrono::steady_clock::now();
     must(m.model->set_batch(m.batch()));
-    m.step();
+    if (how == Submission::kGraph) {
+      must(graph.launch(m.bench.gpu().stream()));
+    } else {
+      m.step();
+    }
     must(m.bench.gpu().stream().copy(m.results_host.data(), m.results.data(), m.results.bytes()));
     m.bench.gpu().synchronize();
     times.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
   std::sort(times.begin(), times.end());
   return times[kSteps / 2];
+}
+
+WholeModel::Capture WholeModel::step_capture() {
+  Impl& m = *impl_;
+  const Device& device = m.bench.gpu().device();
+  const Graph first = m.capture([&m] { m.step(); });  // what CUDA sets up once
+  must(first.launch(m.bench.gpu().stream()));
+  m.bench.gpu().synchronize();
+  const int64_t free = must(device.info()).free_bytes;
+  const auto begin = std::chrono::steady_clock::now();
+  const Graph graph = must(Graph::capture(m.bench.gpu().stream(), [&m] {
+    m.step();
+    return absl::OkStatus();
+  }));
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  must(graph.launch(m.bench.gpu().stream()));
+  m.bench.gpu().synchronize();
+  return {seconds.count(), free - must(device.info()).free_bytes};
 }
 
 }  // namespace layer_bench
