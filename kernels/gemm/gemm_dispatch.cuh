@@ -5,6 +5,7 @@
 #include "kernels/gemm/gemm_few_rows.cuh"
 #include "kernels/gemm/gemm_forward.cuh"
 #include "kernels/gemm/gemm_large.hpp"
+#include "kernels/gemm/gemm_narrow.hpp"
 
 namespace accord::kernels::cuda {
 
@@ -14,6 +15,9 @@ void forward_of_format(const ForwardParams& p, int32_t tile_rows, int32_t row_ti
   const bool grouped = p.tiles != nullptr;
   const int64_t tiles = static_cast<int64_t>(row_tiles) * batch;
   const int64_t blocks = num_multiprocessors();
+  if (!grouped && batch == 1 && p.m <= 128 && large_products_available() && launch_narrow(F, p, stream)) {
+    return;
+  }
   if (F == WeightFormat::kNVFP4 && p.k % 32 != 0) {  // rows of B are 8-byte aligned only
     if constexpr (F == WeightFormat::kNVFP4) {
       const int32_t rows = grouped ? row_tiles : (p.m + 15) / 16;

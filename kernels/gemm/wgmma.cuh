@@ -35,6 +35,45 @@ __device__ inline uint64_t operand_descriptor(uint32_t address) {
   return kSwizzle128 | kGroup | kBlock | ((address & 0x3ffffu) >> 4);
 }
 
+// d (64 x 8) += A B, both from shared memory; *_ACROSS: that operand lies across K.
+template <int A_ACROSS, int B_ACROSS>
+__device__ inline void wgmma(float (&d)[4], uint64_t a, uint64_t b) {
+  // clang-format off
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3}, "
+      "%4, %5, 1, 1, 1, %6, %7;\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "l"(a), "l"(b), "n"(A_ACROSS), "n"(B_ACROSS));
+  // clang-format on
+}
+
+// d (64 x 16) += A B, both from shared memory; *_ACROSS: that operand lies across K.
+template <int A_ACROSS, int B_ACROSS>
+__device__ inline void wgmma(float (&d)[8], uint64_t a, uint64_t b) {
+  // clang-format off
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7}, "
+      "%8, %9, 1, 1, 1, %10, %11;\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+      : "l"(a), "l"(b), "n"(A_ACROSS), "n"(B_ACROSS));
+  // clang-format on
+}
+
+// d (64 x 32) += A B, both from shared memory; *_ACROSS: that operand lies across K.
+template <int A_ACROSS, int B_ACROSS>
+__device__ inline void wgmma(float (&d)[16], uint64_t a, uint64_t b) {
+  // clang-format off
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "%16, %17, 1, 1, 1, %18, %19;\n"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "l"(a), "l"(b), "n"(A_ACROSS), "n"(B_ACROSS));
+  // clang-format on
+}
+
 // d (64 x 64) += A B, both from shared memory; *_ACROSS: that operand lies across K.
 template <int A_ACROSS, int B_ACROSS>
 __device__ inline void wgmma(float (&d)[32], uint64_t a, uint64_t b) {

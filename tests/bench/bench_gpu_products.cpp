@@ -2,7 +2,7 @@
 // bytes that must be read over the rate of a large copy (which counts reads and writes), operations over
 // --flops (the rate of a library's 8192^3 BF16 product, in TFLOP/s, measured beside this program).
 // Products of experts are also compared with a plain read of the same weights in the same run.
-//   bench_gpu_products [--flops X] [experts | one FORMAT TOKENS N K]
+//   bench_gpu_products [--flops X] [experts | dense | [one | even] FORMAT TOKENS N K]
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -50,22 +50,24 @@ class Bench {
 
   StreamHandle stream() const { return stream_.handle(); }
 
-  // Small random bf16 values (as bytes for other formats: no NaN codes, moderate scales).
+  // Small random bf16 values (as bytes for other formats: no NaN codes, moderate scales), repeated.
   Memory random(size_t bytes, bool bf16) {
     Memory memory = must(Memory::allocate(device_, bytes));
-    const size_t piece = std::min<size_t>(bytes, size_t{1} << 22);
-    std::vector<uint8_t> host(piece);
-    PhiloxStream random(1, seed_++);
-    if (bf16) {
-      for (size_t i = 0; i + 1 < piece; i += 2) {
-        const BF16 x = to_bf16(static_cast<float>(random.next_normal()));
-        std::memcpy(host.data() + i, &x, 2);
+    std::vector<uint8_t>& host = pieces_[bf16 ? 1 : 0];
+    if (host.empty()) {
+      host.resize(size_t{1} << 22);
+      PhiloxStream random(1, bf16 ? 1 : 2);
+      if (bf16) {
+        for (size_t i = 0; i + 1 < host.size(); i += 2) {
+          const BF16 x = to_bf16(static_cast<float>(random.next_normal()));
+          std::memcpy(host.data() + i, &x, 2);
+        }
+      } else {
+        for (uint8_t& x : host) x = static_cast<uint8_t>(random.next_u32() % 255) & 0xf7u;
       }
-    } else {
-      for (uint8_t& x : host) x = static_cast<uint8_t>(random.next_u32() % 255) & 0xf7u;
     }
-    for (size_t at = 0; at < bytes; at += piece) {
-      must(stream_.copy(memory.as<uint8_t>() + at, host.data(), std::min(piece, bytes - at)));
+    for (size_t at = 0; at < bytes; at += host.size()) {
+      must(stream_.copy(memory.as<uint8_t>() + at, host.data(), std::min(host.size(), bytes - at)));
     }
     must(stream_.synchronize());
     return memory;
@@ -130,7 +132,7 @@ class Bench {
   Event start_, end_;
   double flops_;
   double copy_ = 0.0;
-  uint32_t seed_ = 1;
+  std::vector<uint8_t> pieces_[2];
 };
 
 constexpr WeightFormat kFormats[] = {WeightFormat::kBF16, WeightFormat::kMXFP8, WeightFormat::kNVFP4};
@@ -196,8 +198,8 @@ void plain(Bench& b, const char* what, int64_t m, int64_t n, int64_t k) {
   }
 }
 
-// `tokens` tokens, 8 of 128 experts each. `only`: this format alone.
-void experts(Bench& b, int64_t tokens, int64_t n, int64_t k, const char* only = nullptr) {
+// `tokens` tokens, 8 of 128 experts each, at random or every expert as often. `only`: this format alone.
+void experts(Bench& b, int64_t tokens, int64_t n, int64_t k, const char* only = nullptr, bool even = false) {
   const int32_t count = 128;
   PhiloxStream random(9, 9);
   std::vector<std::vector<int32_t>> of(count);
@@ -205,7 +207,11 @@ void experts(Bench& b, int64_t tokens, int64_t n, int64_t k, const char* only = 
     std::vector<int32_t> ids(count);
     for (int32_t e = 0; e < count; ++e) ids[static_cast<size_t>(e)] = e;
     for (size_t s = 0; s < 8; ++s) {
-      std::swap(ids[s], ids[s + random.next_below(count - s)]);
+      if (even) {
+        ids[s] = static_cast<int32_t>((t * 8 + static_cast<int64_t>(s)) % count);
+      } else {
+        std::swap(ids[s], ids[s + random.next_below(count - s)]);
+      }
       of[static_cast<size_t>(ids[s])].push_back(static_cast<int32_t>(t));
     }
   }
@@ -472,15 +478,36 @@ void all_experts(Bench& b) {
   experts(b, 4096, 2048, 768);
 }
 
+// The plain products of a decoding step: SmolLM2-135M, then q, k or v, and o of Qwen3-30B-A3B.
+void all_dense(Bench& b) {
+  for (const int64_t m : {1, 16, 64, 128}) {
+    plain(b, "SmolLM2", m, 576, 576);
+    plain(b, "SmolLM2", m, 192, 576);
+    plain(b, "SmolLM2", m, 1536, 576);
+    plain(b, "SmolLM2", m, 576, 1536);
+    plain(b, "q", m, 4096, 2048);
+    plain(b, "k", m, 512, 2048);
+    plain(b, "o", m, 2048, 4096);
+  }
+}
+
 int main(int argc, char** argv) {
   double flops = 0.0;
   bool only_experts = false;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--flops") == 0 && i + 1 < argc) flops = std::atof(argv[++i]);
     if (std::strcmp(argv[i], "experts") == 0) only_experts = true;
-    if (std::strcmp(argv[i], "one") == 0 && i + 4 < argc) {  // for a profiler: one FORMAT TOKENS N K
+    if (std::strcmp(argv[i], "dense") == 0) {
       Bench b(flops);
-      experts(b, std::atoll(argv[i + 2]), std::atoll(argv[i + 3]), std::atoll(argv[i + 4]), argv[i + 1]);
+      all_dense(b);
+      return 0;
+    }
+    const bool even = std::strcmp(argv[i], "even") == 0;
+    if ((even || std::strcmp(argv[i], "one") == 0) &&
+        i + 4 < argc) {  // for a profiler: one FORMAT TOKENS N K
+      Bench b(flops);
+      experts(b, std::atoll(argv[i + 2]), std::atoll(argv[i + 3]), std::atoll(argv[i + 4]), argv[i + 1],
+              even);
       return 0;
     }
   }
