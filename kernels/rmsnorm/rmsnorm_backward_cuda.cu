@@ -173,12 +173,12 @@ __global__ void __launch_bounds__(kThreads, 2) chunk_kernel(Rows args, T* dx, in
   }
 
   __syncthreads();  // the buffer changes its use
+  // [groups][kUnits * group_threads] vectors; those past the width are zeros.
+  const int group_vectors = kUnits * group_threads;
 #pragma unroll
   for (int u = 0; u < kUnits; ++u) {
-    const int v = first_vector + u * group_threads;
-    if (v < vectors) {
-      gpu::store_rounded(column_sums + (group * vectors + v) * kWide, dweight[u]);
-    }
+    const int v = group * group_vectors + first_vector + u * group_threads;
+    gpu::store_rounded(column_sums + v * kWide, dweight[u]);
   }
   __syncthreads();
   float* partial = args.partial + static_cast<int64_t>(blockIdx.x) * args.width;
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kThreads, 2) chunk_kernel(Rows args, T* dx, in
     gpu::load_floats(column_sums + v * kWide, total);
     for (int g = 1; g < groups; ++g) {
       float sums[kWide];
-      gpu::load_floats(column_sums + (g * vectors + v) * kWide, sums);
+      gpu::load_floats(column_sums + (g * group_vectors + v) * kWide, sums);
 #pragma unroll
       for (int j = 0; j < kWide; ++j) {
         total[j] = total[j] + sums[j];
