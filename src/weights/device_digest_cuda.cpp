@@ -46,6 +46,16 @@ int64_t arena_end_of(const DigestInput& input, int64_t at) {
   return input.begin[part] + at + 1;
 }
 
+// As base/hash.hpp writes a digest. Thousands are written while an update waits, so without a formatter.
+std::string hex_of(const xxh3::Digest& digest) {
+  std::string text(2 * 16, '0');
+  for (size_t i = 0; i < text.size(); ++i) {
+    const uint64_t half = i < 16 ? digest.high : digest.low;
+    text[i] = "0123456789abcdef"[(half >> (60 - 4 * (i % 16))) & 15];
+  }
+  return text;
+}
+
 class CudaDigest final : public DeviceDigest {
  public:
   CudaDigest(const WeightManifest& manifest, const Device& device) : manifest_(manifest), device_(device) {}
@@ -203,7 +213,7 @@ std::vector<std::string> CudaDigest::digests() const {
   for (size_t i = 0; i < inputs_.size(); ++i) {
     const DigestInput& input = inputs_[i];
     out[static_cast<size_t>(tensors_[i])] =
-        input.short_slot < 0 ? fmt::format("{:016x}{:016x}", digests[i].high, digests[i].low)
+        input.short_slot < 0 ? hex_of(digests[i])
                              : digest_hex(short_bytes + input.short_slot * xxh3::kLongestShort,
                                           static_cast<size_t>(input.length));
   }
