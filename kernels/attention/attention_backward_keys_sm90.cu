@@ -21,7 +21,10 @@ __device__ inline void produce(const AttentionBackwardArgs& p, const AttentionBa
                          tile.num_rows, base + L::kOwn);
   copy_rows<D, kOwnRows>(p.v + sequence * p.v_stride + kv_head * D, p.v_stride, tile.tile_begin,
                          tile.num_rows, base + L::kOwn + L::kOwnOperand);
-  barrier_arrive_copied(L::own_full(base));
+  copy_commit();
+  copy_wait<0>();
+  fence_async_proxy();
+  barrier_arrive(L::own_full(base));
   uint32_t at = 0;
   for (int head = kv_head * heads_per_kv; head < (kv_head + 1) * heads_per_kv; ++head) {
     const BF16* const q = p.q + sequence * p.q_stride + head * D;
@@ -32,9 +35,13 @@ __device__ inline void produce(const AttentionBackwardArgs& p, const AttentionBa
       copy_rows<D, kGroupRows>(q, p.q_stride, begin, tile.num_rows, L::stage(base, at));
       copy_rows<D, kGroupRows>(dout, p.dout_stride, begin, tile.num_rows, L::stage(base, at) + L::kOperand);
       copy_stats<D>(p, sequence, head, begin, tile.num_rows, base + L::stats(at));
-      barrier_arrive_copied(L::full(base, at));
+      copy_commit();
+      copy_wait<1>();
+      if (at > 0) announce<D>(base, at - 1);
     }
   }
+  copy_wait<0>();
+  announce<D>(base, at - 1);
 }
 
 // Of the transposed tile: element 4 j + 2 half + e has key 8 half + lane / 4 of the warp's 16 and query 8 j +
@@ -103,8 +110,8 @@ __device__ inline void consume(const AttentionBackwardArgs& p, const AttentionBa
     return;
   }
   barrier_wait(L::own_full(base), 0);
-  const uint64_t keys = operand_descriptor(base + L::kOwn + group * kBlockBytes);
-  const uint64_t values = operand_descriptor(base + L::kOwn + L::kOwnOperand + group * kBlockBytes);
+  const uint32_t keys = uniform(descriptor_low(base + L::kOwn + group * kBlockBytes));
+  const uint32_t values = keys + L::kOwnOperand / 16;
   float dk[D / 2] = {};
   float dv[D / 2] = {};
   float s[32];
@@ -125,34 +132,34 @@ __device__ inline void consume(const AttentionBackwardArgs& p, const AttentionBa
       ++within;
     }
   };
+  uint32_t stage = 0;  // of tile t
   const auto score = [&] {
-    const uint64_t queries = operand_descriptor(L::stage(base, t));
-    const uint64_t douts = operand_descriptor(L::stage(base, t) + L::kOperand);
 #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
-      multiply<0, 0>(s, along<L::kOwnBlock>(keys, d), along<kBlockBytes>(queries, d), d > 0);
+      multiply<0, 0>(s, along<L::kOwnBlock>(keys, d), along<kBlockBytes>(stage, d), d > 0);
     }
     wgmma_commit();
+    const uint32_t douts = stage + L::kOperand / 16;
 #pragma unroll
     for (int d = 0; d < D / 16; ++d) {
       multiply<0, 0>(dp, along<L::kOwnBlock>(values, d), along<kBlockBytes>(douts, d), d > 0);
     }
     wgmma_commit();
   };
-  const auto add_queries = [&](uint32_t of) {
-    const uint64_t queries = operand_descriptor(L::stage(base, of));
+  const auto add_queries = [&](uint32_t queries) {
 #pragma unroll
     for (int kk = 0; kk < kGroupRows / 16; ++kk) multiply<1>(dk, gradients[kk], across(queries, kk), true);
     wgmma_commit();
   };
   skip_unseen();
+  stage = stage_descriptor<D>(base, t);
   wait_stage<D>(base, t);
   wgmma_fence();
   score();
   wgmma_wait<1>();
   uint32_t done = t;
   while (true) {
-    const uint64_t douts = operand_descriptor(L::stage(base, t) + L::kOperand);
+    const uint32_t douts = stage + L::kOperand / 16;
     const auto* const lse = reinterpret_cast<const float*>(shared + L::stats(t));
     const bool diagonal = within == group;
     hold_accumulators(s);
@@ -178,10 +185,12 @@ __device__ inline void consume(const AttentionBackwardArgs& p, const AttentionBa
     if (++within == query_tiles) within = 0;
     skip_unseen();
     if (t >= loop) break;
+    const uint32_t queries = stage;
+    stage = stage_descriptor<D>(base, t);
     wait_stage<D>(base, t);
     take_turn(group);
     wgmma_fence();
-    add_queries(done);
+    add_queries(queries);
     score();
     pass_turn(group);
     wgmma_wait<1>();
@@ -192,7 +201,7 @@ __device__ inline void consume(const AttentionBackwardArgs& p, const AttentionBa
   }
   take_turn(group);
   wgmma_fence();
-  add_queries(done);
+  add_queries(stage);
   pass_turn(group);
   wgmma_wait<0>();
   hold_accumulators(dk);
@@ -207,11 +216,13 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
     backward_keys_sm90_kernel(const AttentionBackwardArgs p) {
   using L = BackwardLayout<D>;
   extern __shared__ __align__(128) unsigned char shared[];
-  const AttentionBackwardTile tile = p.tiles[blockIdx.y];
+  const AttentionBackwardTile entry = p.tiles[blockIdx.y];
+  const AttentionBackwardTile tile = {uniform(entry.row_begin), uniform(entry.num_rows),
+                                      uniform(entry.tile_begin)};
   if (tile.tile_begin % kOwnRows != 0) return;  // part of the tile before
   const uint32_t start = shared_address(shared);
   const uint32_t base = (start + 1023u) & ~1023u;
-  L::init(base);
+  L::init(base, kGroupThreads);
   const int kv_head = static_cast<int>(blockIdx.x);
   const int query_tiles = (tile.num_rows - tile.tile_begin + kGroupRows - 1) / kGroupRows;
   if (threadIdx.x < kGroupThreads) {

@@ -9,38 +9,72 @@ namespace {
 constexpr int kProducerRegisters = 24;
 constexpr int kConsumerRegisters = 240;
 
-// Tiles from the last, which has the longest loop of those of a sequence, all heads of each; every other
-// round in reverse.
+// What a block does next, from its producer to its consumers: through shared memory, in the phases of the own
+// rows' barriers.
 struct Work {
   AttentionBackwardTile tile;
   int head;
-  int loop;  // key tiles
+  int loop;  // key tiles; 0: the end
 };
-__device__ inline bool get_work(const AttentionBackwardArgs& p, int round, Work& work) {
-  const int turn = static_cast<int>(round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
-  const int item = round * static_cast<int>(gridDim.x) + turn;
-  if (item >= p.num_tiles * p.dims.num_heads) return false;
-  work.tile = p.tiles[p.num_tiles - 1 - item / p.dims.num_heads];
-  work.head = item % p.dims.num_heads;
-  const int last_row = min(work.tile.tile_begin + kOwnRows, work.tile.num_rows) - 1;
-  // The second half of a tile's rows has an entry of its own in the list, which is left out.
-  work.loop = work.tile.tile_begin % kOwnRows == 0 ? last_row / kGroupRows + 1 : 0;
-  return true;
-}
+
+// The producer's walk: tiles from the last, which has the longest loop of those of a sequence, all heads of
+// each; every other round of blocks in reverse, so that none gets the longest of each. The second half of a
+// tile's rows has an entry of its own in the list, which is left out. All threads of a warp call next().
+class Walk {
+ public:
+  __device__ explicit Walk(const AttentionBackwardArgs& args) : p(args) { read(); }
+
+  __device__ Work next() {
+    const int turn = static_cast<int>(round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
+    const int item = round++ * static_cast<int>(gridDim.x) + turn;
+    const int rank = item / p.dims.num_heads;  // among the tiles that count
+    while (first < p.num_tiles && rank >= before + __popc(counting)) {
+      before += __popc(counting);
+      first += 32;
+      read();
+    }
+    Work work{{}, item % p.dims.num_heads, 0};
+    if (first >= p.num_tiles) return work;
+    work.tile = entry(first + static_cast<int>(__fns(counting, 0, rank - before + 1)));
+    work.loop = (min(work.tile.tile_begin + kOwnRows, work.tile.num_rows) - 1) / kGroupRows + 1;
+    return work;
+  }
+
+ private:
+  __device__ AttentionBackwardTile entry(int i) const { return p.tiles[p.num_tiles - 1 - i]; }
+  __device__ void read() {
+    const int i = first + static_cast<int>(threadIdx.x) % 32;
+    counting = __ballot_sync(gpu::kFullMask,
+                             i < p.num_tiles && entry(min(i, p.num_tiles - 1)).tile_begin % kOwnRows == 0);
+  }
+
+  const AttentionBackwardArgs& p;
+  int round = 0;
+  int first = 0;   // of the 32 entries of `counting`
+  int before = 0;  // tiles that count before them
+  unsigned counting = 0;
+};
 
 template <int D>
-__device__ inline void produce(const AttentionBackwardArgs& p, uint32_t base) {
+__device__ inline void produce(const AttentionBackwardArgs& p, uint32_t base, Work* shared_work) {
   using L = BackwardLayout<D>;
   const int heads_per_kv = p.dims.num_heads / p.dims.num_kv_heads;
   uint32_t at = 0;
-  uint32_t done = 0;
-  Work work;
-  for (int round = 0; get_work(p, round, work); ++round) {
-    if (work.loop == 0) continue;
+  Walk walk(p);
+  for (uint32_t taken = 0;; ++taken) {
+    const Work work = walk.next();
+    barrier_wait(L::own_empty(base), (taken & 1) ^ 1);
+    if (threadIdx.x == 0) {
+      *shared_work = work;
+      barrier_arrive(L::own_full(base));
+    }
+    if (work.loop == 0) {
+      barrier_arrive(L::own_full(base));
+      break;
+    }
     const int64_t sequence = work.tile.row_begin;
     const int rows = work.tile.num_rows;
     const int kv_head = work.head / heads_per_kv;
-    barrier_wait(L::own_empty(base), (done++ & 1) ^ 1);
     copy_rows<D, kOwnRows>(p.q + sequence * p.q_stride + work.head * D, p.q_stride, work.tile.tile_begin,
                            rows, base + L::kOwn);
     copy_rows<D, kOwnRows>(p.dout + sequence * p.dout_stride + work.head * D, p.dout_stride,
@@ -52,9 +86,13 @@ __device__ inline void produce(const AttentionBackwardArgs& p, uint32_t base) {
       barrier_wait(L::empty(base, at), L::phase(at) ^ 1);
       copy_rows<D, kGroupRows>(k, p.k_stride, i * kGroupRows, rows, L::stage(base, at));
       copy_rows<D, kGroupRows>(v, p.v_stride, i * kGroupRows, rows, L::stage(base, at) + L::kOperand);
-      barrier_arrive_copied(L::full(base, at));
+      copy_commit();
+      copy_wait<1>();
+      if (at > 0) announce<D>(base, at - 1);
     }
   }
+  copy_wait<0>();
+  if (at > 0) announce<D>(base, at - 1);
 }
 
 // Element 4 j + 2 half + e has query 8 half + lane / 4 of the warp's 16 and key 8 j + 2 quad + e.
@@ -98,16 +136,19 @@ __device__ inline void load_own(uint32_t (&x)[D / 16][4], uint32_t from) {
 }
 
 template <int D>
-__device__ inline void consume(const AttentionBackwardArgs& p, uint32_t base) {
+__device__ inline void consume(const AttentionBackwardArgs& p, uint32_t base, const Work* shared_work) {
   using L = BackwardLayout<D>;
   const int lane = threadIdx.x % 32;
   const int group = static_cast<int>(threadIdx.x) / kGroupThreads - 1;
   if (group == 1) pass_turn(group);
   uint32_t at = 0;
-  uint32_t taken = 0;
-  Work work;
-  for (int round = 0; get_work(p, round, work); ++round) {
-    if (work.loop == 0) continue;
+  for (uint32_t taken = 0;; ++taken) {
+    barrier_wait(L::own_full(base), taken & 1);
+    const Work work = {{uniform(shared_work->tile.row_begin), uniform(shared_work->tile.num_rows),
+                        uniform(shared_work->tile.tile_begin)},
+                       uniform(shared_work->head),
+                       uniform(shared_work->loop)};
+    if (work.loop == 0) return;
     const int first_row = work.tile.tile_begin + group * kGroupRows;
     const int rows = work.tile.num_rows;
     const int64_t sequence = work.tile.row_begin;
@@ -122,7 +163,6 @@ __device__ inline void consume(const AttentionBackwardArgs& p, uint32_t base) {
     }
     uint32_t q[D / 16][4];
     uint32_t dout[D / 16][4];
-    barrier_wait(L::own_full(base), taken++ & 1);
     load_own<D>(q, base + L::kOwn);
     load_own<D>(dout, base + L::kOwn + L::kOwnOperand);
     __syncwarp();
@@ -134,29 +174,29 @@ __device__ inline void consume(const AttentionBackwardArgs& p, uint32_t base) {
     float s[32];
     float dp[32];
     uint32_t gradients[4][4];
-    const auto products = [&](int t) {
-      const uint64_t keys = operand_descriptor(L::stage(base, at + t));
-      const uint64_t values = operand_descriptor(L::stage(base, at + t) + L::kOperand);
+    uint32_t stage = 0;  // of tile t
+    const auto products = [&] {
 #pragma unroll
-      for (int d = 0; d < D / 16; ++d) multiply<0>(s, q[d], along<kBlockBytes>(keys, d), d > 0);
+      for (int d = 0; d < D / 16; ++d) multiply<0>(s, q[d], along<kBlockBytes>(stage, d), d > 0);
       wgmma_commit();
+      const uint32_t values = stage + L::kOperand / 16;
 #pragma unroll
       for (int d = 0; d < D / 16; ++d) multiply<0>(dp, dout[d], along<kBlockBytes>(values, d), d > 0);
       wgmma_commit();
     };
-    const auto add_keys = [&](int t) {
-      const uint64_t keys = operand_descriptor(L::stage(base, at + t));
+    const auto add_keys = [&](uint32_t keys, bool add) {
 #pragma unroll
       for (int kk = 0; kk < kGroupRows / 16; ++kk) {
-        multiply<1>(dq, gradients[kk], across(keys, kk), kk > 0 || t > 0);
+        multiply<1>(dq, gradients[kk], across(keys, kk), kk > 0 || add);
       }
       wgmma_commit();
     };
     if (loop > 0) {
+      stage = stage_descriptor<D>(base, at);
       wait_stage<D>(base, at);
       take_turn(group);
       wgmma_fence();
-      products(0);
+      products();
       pass_turn(group);
       wgmma_wait<1>();
       int t = 0;
@@ -172,11 +212,13 @@ __device__ inline void consume(const AttentionBackwardArgs& p, uint32_t base) {
           differentiate_queries<false>(s, dp, gradients, delta, p.dims.scale);
         }
         if (++t == loop) break;
+        const uint32_t keys = stage;
+        stage = stage_descriptor<D>(base, at + t);
         wait_stage<D>(base, at + t);
         take_turn(group);
         wgmma_fence();
-        add_keys(t - 1);
-        products(t);
+        add_keys(keys, t > 1);
+        products();
         pass_turn(group);
         wgmma_wait<1>();
         hold_accumulators(dq);
@@ -184,7 +226,7 @@ __device__ inline void consume(const AttentionBackwardArgs& p, uint32_t base) {
         release<D>(base, at + t - 1);
       }
       wgmma_fence();
-      add_keys(loop - 1);
+      add_keys(stage, loop > 1);
       wgmma_wait<0>();
       hold_accumulators(dq);
       release<D>(base, at + loop - 1);
@@ -207,14 +249,15 @@ template <int D>
 __global__ void __launch_bounds__(kBackwardThreads, 1)
     backward_queries_sm90_kernel(const AttentionBackwardArgs p) {
   extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ Work work;
   const uint32_t base = (shared_address(shared) + 1023u) & ~1023u;
-  BackwardLayout<D>::init(base);
+  BackwardLayout<D>::init(base, kGroupThreads + 1);
   if (threadIdx.x < kGroupThreads) {
     give_registers<kProducerRegisters>();
-    produce<D>(p, base);
+    produce<D>(p, base, &work);
   } else {
     take_registers<kConsumerRegisters>();
-    consume<D>(p, base);
+    consume<D>(p, base, &work);
   }
 }
 

@@ -36,13 +36,13 @@ struct BackwardLayout {
   __device__ static uint32_t own_empty(uint32_t base) { return own_full(base) + 8; }
   __device__ static uint32_t phase(uint32_t at) { return at / kStages & 1; }
 
-  __device__ static void init(uint32_t base) {
+  __device__ static void init(uint32_t base, int own_arrivals) {
     if (threadIdx.x == 0) {
       for (uint32_t i = 0; i < kStages; ++i) {
         barrier_init(full(base, i), kGroupThreads);
         barrier_init(empty(base, i), kConsumers * kWarps);
       }
-      barrier_init(own_full(base), kGroupThreads);
+      barrier_init(own_full(base), own_arrivals);
       barrier_init(own_empty(base), kConsumers * kWarps);
     }
     __syncthreads();
@@ -81,10 +81,16 @@ __device__ inline void copy_stats(const AttentionBackwardArgs& p, int64_t sequen
 // Steps of 16 of an operand that starts at `descriptor`, whose low bits are an address in units of 16 bytes:
 // along the contracted dimension (BLOCK: bytes of 64 columns), or across it.
 template <int BLOCK>
-__device__ inline uint64_t along(uint64_t descriptor, int step) {
+__device__ inline uint32_t along(uint32_t descriptor, int step) {
   return descriptor + (step / 4 * BLOCK + step % 4 * 32) / 16;
 }
-__device__ inline uint64_t across(uint64_t descriptor, int step) { return descriptor + step * 2048 / 16; }
+__device__ inline uint32_t across(uint32_t descriptor, int step) { return descriptor + step * 2048 / 16; }
+
+// Of the first operand of a stage; the second lies kOperand / 16 on.
+template <int D>
+__device__ inline uint32_t stage_descriptor(uint32_t base, uint32_t at) {
+  return uniform(descriptor_low(BackwardLayout<D>::stage(base, at)));
+}
 
 template <int D>
 __device__ inline void release(uint32_t base, uint32_t at) {
@@ -94,9 +100,14 @@ __device__ inline void release(uint32_t base, uint32_t at) {
 
 template <int D>
 __device__ inline void wait_stage(uint32_t base, uint32_t at) {
-  using L = BackwardLayout<D>;
-  barrier_wait(L::full(base, at), L::phase(at));
+  barrier_wait(BackwardLayout<D>::full(base, at), BackwardLayout<D>::phase(at));
+}
+
+// The producer's: stage `at` is filled, as far as this thread copied it.
+template <int D>
+__device__ inline void announce(uint32_t base, uint32_t at) {
   fence_async_proxy();  // the copies, for the tensor cores
+  barrier_arrive(BackwardLayout<D>::full(base, at));
 }
 
 // exp_scalar of x up to 44, in fewer instructions (as exp_nonpositive); more counts as 44. A key that a query

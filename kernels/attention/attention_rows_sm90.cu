@@ -67,7 +67,9 @@ struct Schedule {
     const int item = round * static_cast<int>(gridDim.x) + turn;
     const int per_tile = p.dims.num_kv_heads * head_tiles;
     if (item >= p.num_tiles * per_tile) return false;
-    work.tile = p.tiles[item / per_tile];
+    const AttentionTile tile = p.tiles[item / per_tile];
+    work.tile = {uniform(tile.row_begin), uniform(tile.num_rows), uniform(tile.first_position),
+                 uniform(tile.page_begin)};
     const int part = item % per_tile;
     work.kv_head = part / head_tiles;
     work.head0 = part % head_tiles * heads_per_tile;
@@ -98,6 +100,10 @@ __device__ inline void produce(const AttentionForward& p, const Schedule& schedu
   const uint32_t to = base + chunk / 8 * kBlockBytes + row0 * 128 + column;
   const uint32_t to_query = base + L::kQ + chunk / 8 * L::kQueryBlock + row0 * 128 + column;
   uint32_t at = 0;  // blocks so far
+  const auto announce = [&](uint32_t block) {
+    fence_async_proxy();
+    barrier_arrive(L::full(base, block % L::kStages));
+  };
   Work work;
   for (int round = 0; schedule.get(p, round, work); ++round) {
     barrier_wait(L::queries_empty(base), (round & 1) ^ 1);
@@ -143,10 +149,15 @@ __device__ inline void produce(const AttentionForward& p, const Schedule& schedu
       } else {
         copy([&](int row) { return row < valid_rows; });
       }
-      barrier_arrive_copied(L::full(base, stage));
+      copy_commit();
+      // The block before has arrived: shown to the tensor cores, then announced.
+      copy_wait<1>();
+      if (at > 0) announce(at - 1);
       pages.read(table, (block + 1) * kBlock, context);
     }
   }
+  copy_wait<0>();
+  announce(at - 1);
 }
 
 // Of a thread's two query rows.
@@ -160,32 +171,55 @@ struct RowState {
 template <bool MASKED>
 __device__ inline void weigh_rows(float (&s)[32], RowState& split, float (&factor)[2], float scale,
                                   const int (&last_column)[2], int quad) {
+  constexpr int kChains = 4;
+  float largest[2][kChains];
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const int column = i / 4 * 8 + quad * 2 + i % 2;
+    const int half = i % 4 / 2;
+    if constexpr (MASKED) s[i] = column <= last_column[half] ? s[i] : kMinusInfinity;
+    float& max = largest[half][i / 4 % kChains];
+    max = i / 4 < kChains && i % 2 == 0 ? s[i] : fmaxf(max, s[i]);  // of NaN alone: NaN, ignored below
+  }
+  float from[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float max = kMinusInfinity;
+    const float* const m = largest[half];
+    from[half] = fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));
+  }
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      float& x = s[i / 2 * 4 + half * 2 + i % 2];
-      if constexpr (MASKED) x = i / 2 * 8 + quad * 2 + i % 2 <= last_column[half] ? x : kMinusInfinity;
-      max = fmaxf(max, x);
-    }
-    max = fmaxf(max, __shfl_xor_sync(gpu::kFullMask, max, 1));
-    max = fmaxf(max, __shfl_xor_sync(gpu::kFullMask, max, 2));
-    max = fmaxf(split.max[half], max * scale);  // the largest score, scaled: rounding keeps the order
-    const float from = max == kMinusInfinity ? 0.0F : max;
-    factor[half] = exp_nonpositive(split.max[half] - from);
+  for (int step = 1; step <= 2; step *= 2) {
+    const float other[2] = {__shfl_xor_sync(gpu::kFullMask, from[0], step),
+                            __shfl_xor_sync(gpu::kFullMask, from[1], step)};
+    from[0] = fmaxf(from[0], other[0]);
+    from[1] = fmaxf(from[1], other[1]);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float max = fmaxf(split.max[half], from[half] * scale);  // scaled: rounding keeps the order
+    from[half] = max == kMinusInfinity ? 0.0F : max;
+    factor[half] = exp_nonpositive(split.max[half] - from[half]);
     split.max[half] = max;
-    float sums[2];
+  }
+  float sums[2][2];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      float& x = s[i / 2 * 4 + half * 2 + i % 2];
-      x = exp_nonpositive(x * scale - from);
-      sums[i / 8] = i % 8 == 0 ? x : sums[i / 8] + x;
-    }
-    float sum = sums[0] + sums[1];
-    sum = sum + __shfl_xor_sync(gpu::kFullMask, sum, 1);
-    sum = sum + __shfl_xor_sync(gpu::kFullMask, sum, 2);
-    split.sum[half] = fmaf(split.sum[half], factor[half], sum);
+  for (int i = 0; i < 32; ++i) {
+    const int half = i % 4 / 2;
+    s[i] = exp_nonpositive(s[i] * scale - from[half]);
+    float& sum = sums[half][i / 16];
+    sum = i % 16 < 4 && i % 2 == 0 ? s[i] : sum + s[i];
+  }
+  float sum[2] = {sums[0][0] + sums[0][1], sums[1][0] + sums[1][1]};
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2) {
+    const float other[2] = {__shfl_xor_sync(gpu::kFullMask, sum[0], step),
+                            __shfl_xor_sync(gpu::kFullMask, sum[1], step)};
+    sum[0] = sum[0] + other[0];
+    sum[1] = sum[1] + other[1];
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    split.sum[half] = fmaf(split.sum[half], factor[half], sum[half]);
   }
 }
 
@@ -204,10 +238,10 @@ __device__ inline void consume(const AttentionForward& p, const Schedule& schedu
   const float scale = p.dims.scale;
   // Steps of 16 of an operand that starts at `descriptor`, whose low bits are an address in units of 16
   // bytes.
-  const auto along = [](uint64_t descriptor, int step) {
+  const auto along = [](uint32_t descriptor, int step) {
     return descriptor + (step / 4 * kBlockBytes + step % 4 * 32) / 16;
   };
-  const auto across = [](uint64_t descriptor, int step) { return descriptor + step * 2048 / 16; };
+  const auto across = [](uint32_t descriptor, int step) { return descriptor + step * 2048 / 16; };
   if (group == 1) pass_turn(group);
   uint32_t at = 0;  // blocks so far
   Work work;
@@ -243,23 +277,22 @@ __device__ inline void consume(const AttentionForward& p, const Schedule& schedu
     float factor[2];
     RowState split = {{kMinusInfinity, kMinusInfinity}, {0.0F, 0.0F}};
     RowState whole = split;
-    const auto score = [&](int block) {
-      const uint32_t stage = (at + block) % L::kStages;
-      barrier_wait(L::full(base, stage), (at + block) / L::kStages & 1);
-      fence_async_proxy();  // the copies, for the tensor cores
-      take_turn(group);
-      wgmma_fence();
-      const uint64_t keys = operand_descriptor(base + stage * L::kStage);
+    const auto arrived = [&](int block) {
+      barrier_wait(L::full(base, (at + block) % L::kStages), (at + block) / L::kStages & 1);
+    };
+    const auto keys_of = [&](int block) {
+      return uniform(descriptor_low(base + (at + block) % L::kStages * L::kStage));
+    };
+    const auto score = [&](uint32_t keys) {
 #pragma unroll
       for (int d = 0; d < D / 16; ++d) multiply<0>(s, q[d], along(keys, d), d > 0);
       wgmma_commit();
     };
-    const auto add_values = [&](int block) {
-      const uint32_t stage = (at + block) % L::kStages;
-      const uint64_t values = operand_descriptor(base + stage * L::kStage + L::kOperand);
+    const auto add_values = [&](uint32_t keys, bool add) {
+      const uint32_t values = keys + L::kOperand / 16;
 #pragma unroll
       for (int kk = 0; kk < kBlock / 16; ++kk) {
-        multiply<1>(acc, weights[kk], across(values, kk), kk > 0 || block % kSplitBlocks != 0);
+        multiply<1>(acc, weights[kk], across(values, kk), kk > 0 || add);
       }
       wgmma_commit();
     };
@@ -311,15 +344,24 @@ __device__ inline void consume(const AttentionForward& p, const Schedule& schedu
     };
 
     if (blocks > 0) {
-      score(0);
+      uint32_t keys = keys_of(0);
+      arrived(0);
+      take_turn(group);
+      wgmma_fence();
+      score(keys);
       pass_turn(group);
       wgmma_wait<0>();
       hold_accumulators(s);
       weigh_block(0);
       pack_weights();
       for (int block = 1; block < blocks; ++block) {
-        score(block);
-        add_values(block - 1);
+        const uint32_t before = keys;
+        keys = keys_of(block);
+        arrived(block);
+        take_turn(group);
+        wgmma_fence();
+        score(keys);
+        add_values(before, (block - 1) % kSplitBlocks != 0);
         pass_turn(group);
         wgmma_wait<1>();
         hold_accumulators(s);
@@ -340,7 +382,7 @@ __device__ inline void consume(const AttentionForward& p, const Schedule& schedu
         pack_weights();
       }
       wgmma_fence();
-      add_values(blocks - 1);
+      add_values(keys, (blocks - 1) % kSplitBlocks != 0);
       wgmma_wait<0>();
       hold_accumulators(acc);
       hold_operands(weights);
@@ -348,7 +390,7 @@ __device__ inline void consume(const AttentionForward& p, const Schedule& schedu
       merge(blocks - 1, split, true);
     }
     for (int block = blocks; block < work.blocks; ++block) {  // the other warpgroup's alone
-      barrier_wait(L::full(base, (at + block) % L::kStages), (at + block) / L::kStages & 1);
+      arrived(block);
       take_turn(group);
       pass_turn(group);
       release(block);
