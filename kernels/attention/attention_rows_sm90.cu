@@ -7,6 +7,8 @@
 // What earlier splits left (ACC) waits in shared memory, where each thread reads its own part once per 512
 // keys. The order of additions is attention_rows_kernel's: wgmma's accumulators lie with a quad's lanes as
 // mma.sync's do, and both add groups of 16 in ascending order.
+#include <cmath>
+
 #include "kernels/attention/attention_block.cuh"
 #include "kernels/attention/attention_shapes.hpp"
 #include "kernels/attention/attention_wgmma.cuh"
@@ -61,21 +63,29 @@ struct Schedule {
         heads_per_tile(tile_heads),
         head_tiles((heads_per_kv + tile_heads - 1) / tile_heads) {}
 
-  // A block without work in a round has none after it.
-  __device__ bool get(const AttentionForward& p, int round, Work& work) const {
+  // The item of a round, or its tile's rows are 0: then later rounds have none either. Not yet uniform, so
+  // that nothing waits for it here.
+  struct Item {
+    AttentionTile tile;
+    int part;
+  };
+  __device__ Item fetch(const AttentionForward& p, int round) const {
     const int turn = static_cast<int>(round % 2 == 0 ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
     const int item = round * static_cast<int>(gridDim.x) + turn;
     const int per_tile = p.dims.num_kv_heads * head_tiles;
-    if (item >= p.num_tiles * per_tile) return false;
-    const AttentionTile tile = p.tiles[item / per_tile];
-    work.tile = {uniform(tile.row_begin), uniform(tile.num_rows), uniform(tile.first_position),
-                 uniform(tile.page_begin)};
-    const int part = item % per_tile;
-    work.kv_head = part / head_tiles;
-    work.head0 = part % head_tiles * heads_per_tile;
+    if (item >= p.num_tiles * per_tile) return {};
+    return {p.tiles[item / per_tile], item % per_tile};
+  }
+  __device__ Work work_of(const Item& item) const {
+    Work work;
+    work.tile = {uniform(item.tile.row_begin), uniform(item.tile.num_rows), uniform(item.tile.first_position),
+                 uniform(item.tile.page_begin)};
+    work.kv_head = item.part / head_tiles;
+    work.head0 = item.part % head_tiles * heads_per_tile;
     work.heads = min(heads_per_tile, heads_per_kv - work.head0);
-    work.blocks = (work.tile.first_position + work.tile.num_rows + kBlock - 1) / kBlock;
-    return true;
+    const int context = work.tile.first_position + work.tile.num_rows;
+    work.blocks = work.tile.num_rows == 0 ? 0 : (context + kBlock - 1) / kBlock;
+    return work;
   }
   __device__ int row_in_tile(int query) const { return query / heads_per_tile; }
   __device__ bool valid(const Work& work, int query) const {
@@ -100,12 +110,11 @@ __device__ inline void produce(const AttentionForward& p, const Schedule& schedu
   const uint32_t to = base + chunk / 8 * kBlockBytes + row0 * 128 + column;
   const uint32_t to_query = base + L::kQ + chunk / 8 * L::kQueryBlock + row0 * 128 + column;
   uint32_t at = 0;  // blocks so far
-  const auto announce = [&](uint32_t block) {
-    fence_async_proxy();
-    barrier_arrive(L::full(base, block % L::kStages));
-  };
-  Work work;
-  for (int round = 0; schedule.get(p, round, work); ++round) {
+  const auto k_bytes = static_cast<uint32_t>(p.k_stride * 2);
+  const auto v_bytes = static_cast<uint32_t>(p.v_stride * 2);
+  for (int round = 0;; ++round) {
+    const Work work = schedule.work_of(schedule.fetch(p, round));
+    if (work.blocks == 0) break;
     barrier_wait(L::queries_empty(base), (round & 1) ^ 1);
 #pragma unroll 4
     for (int i = 0; i < kConsumers * kQueriesEach / kRows; ++i) {
@@ -120,8 +129,9 @@ __device__ inline void produce(const AttentionForward& p, const Schedule& schedu
 
     const int32_t* const table = p.pages + work.tile.page_begin;
     const int context = work.tile.first_position + work.tile.num_rows;
-    const BF16* const k = p.k + row0 * p.k_stride + static_cast<int64_t>(work.kv_head) * D + chunk * 8;
-    const BF16* const v = p.v + row0 * p.v_stride + static_cast<int64_t>(work.kv_head) * D + chunk * 8;
+    const int column0 = work.kv_head * D + chunk * 8;
+    const auto* const k = reinterpret_cast<const uint8_t*>(p.k + row0 * p.k_stride + column0);
+    const auto* const v = reinterpret_cast<const uint8_t*>(p.v + row0 * p.v_stride + column0);
     BlockPages pages;
     pages.read(table, 0, context);
     for (int block = 0; block < work.blocks; ++block, ++at) {
@@ -129,35 +139,32 @@ __device__ inline void produce(const AttentionForward& p, const Schedule& schedu
       barrier_wait(L::empty(base, stage), (at / L::kStages & 1) ^ 1);
       const int valid_rows = context - block * kBlock;
       const uint32_t destination = to + stage * L::kStage;
-      const auto copy = [&](const auto& is_valid) {
+      const auto copy = [&](const uint8_t* data, uint32_t row_bytes, uint32_t shared, const auto& is_valid) {
 #pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-          const int64_t row = pages.first_row[i / kStepsPerPage] + i % kStepsPerPage * kRows;
-          const bool valid = is_valid(row0 + i * kRows);
-          copy_async<16>(destination + i * kRows * 128, valid ? k + row * p.k_stride : p.k, valid);
-        }
+        for (int i = 0; i < kSteps; i += kStepsPerPage) {
+          const uint8_t* from =
+              data + uint64_t{static_cast<uint32_t>(pages.first_row[i / kStepsPerPage])} * row_bytes;
 #pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-          const int64_t row = pages.first_row[i / kStepsPerPage] + i % kStepsPerPage * kRows;
-          const bool valid = is_valid(row0 + i * kRows);
-          copy_async<16>(destination + L::kOperand + i * kRows * 128, valid ? v + row * p.v_stride : p.v,
-                         valid);
+          for (int j = 0; j < kStepsPerPage; ++j, from += kRows * row_bytes) {
+            const bool valid = is_valid(row0 + (i + j) * kRows);
+            copy_async<16>(shared + (i + j) * kRows * 128, valid ? static_cast<const void*>(from) : p.k,
+                           valid);
+          }
         }
       };
+      const auto copy_both = [&](const auto& is_valid) {
+        copy(k, k_bytes, destination, is_valid);
+        copy(v, v_bytes, destination + L::kOperand, is_valid);
+      };
       if (valid_rows >= kBlock) {
-        copy([](int) { return true; });
+        copy_both([](int) { return true; });
       } else {
-        copy([&](int row) { return row < valid_rows; });
+        copy_both([&](int row) { return row < valid_rows; });
       }
-      copy_commit();
-      // The block before has arrived: shown to the tensor cores, then announced.
-      copy_wait<1>();
-      if (at > 0) announce(at - 1);
+      barrier_arrive_copied(L::full(base, stage));
       pages.read(table, (block + 1) * kBlock, context);
     }
   }
-  copy_wait<0>();
-  announce(at - 1);
 }
 
 // Of a thread's two query rows.
@@ -168,7 +175,7 @@ struct RowState {
 
 // Scores of a block become its weights (weigh() of attention_block.cuh, for N = 16, has the same sums). A row
 // that has seen nothing, or NaN alone, has weights 0 or NaN, whatever the factor.
-template <bool MASKED>
+template <bool MASKED, bool EXACT_SCALE>
 __device__ inline void weigh_rows(float (&s)[32], RowState& split, float (&factor)[2], float scale,
                                   const int (&last_column)[2], int quad) {
   constexpr int kChains = 4;
@@ -205,7 +212,9 @@ __device__ inline void weigh_rows(float (&s)[32], RowState& split, float (&facto
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
     const int half = i % 4 / 2;
-    s[i] = exp_nonpositive(s[i] * scale - from[half]);
+    // A power of two scales without rounding (where the product is subnormal, p is the same without).
+    const float x = EXACT_SCALE ? fmaf(s[i], scale, -from[half]) : s[i] * scale - from[half];
+    s[i] = exp_nonpositive(x);
     float& sum = sums[half][i / 16];
     sum = i % 16 < 4 && i % 2 == 0 ? s[i] : sum + s[i];
   }
@@ -223,7 +232,7 @@ __device__ inline void weigh_rows(float (&s)[32], RowState& split, float (&facto
   }
 }
 
-template <int D>
+template <int D, bool EXACT_SCALE>
 __device__ inline void consume(const AttentionForward& p, const Schedule& schedule, uint32_t base,
                                float4* merged_of_block) {
   using L = RingLayout<D>;
@@ -244,8 +253,10 @@ __device__ inline void consume(const AttentionForward& p, const Schedule& schedu
   const auto across = [](uint32_t descriptor, int step) { return descriptor + step * 2048 / 16; };
   if (group == 1) pass_turn(group);
   uint32_t at = 0;  // blocks so far
-  Work work;
-  for (int round = 0; schedule.get(p, round, work); ++round) {
+  Schedule::Item item = schedule.fetch(p, 0);
+  for (int round = 0;; ++round) {
+    const Work work = schedule.work_of(item);
+    if (work.blocks == 0) break;
     uint32_t q[D / 16][4];
     barrier_wait(L::queries_full(base), round & 1);
     {
@@ -279,6 +290,7 @@ __device__ inline void consume(const AttentionForward& p, const Schedule& schedu
     RowState whole = split;
     const auto arrived = [&](int block) {
       barrier_wait(L::full(base, (at + block) % L::kStages), (at + block) / L::kStages & 1);
+      fence_async_proxy();  // the copies, for the tensor cores
     };
     const auto keys_of = [&](int block) {
       return uniform(descriptor_low(base + (at + block) % L::kStages * L::kStage));
@@ -299,9 +311,9 @@ __device__ inline void consume(const AttentionForward& p, const Schedule& schedu
     const auto weigh_block = [&](int block) {
       const int last_column[2] = {position[0] - block * kBlock, position[1] - block * kBlock};
       if (block < first_masked) {
-        weigh_rows<false>(s, split, factor, scale, last_column, quad);
+        weigh_rows<false, EXACT_SCALE>(s, split, factor, scale, last_column, quad);
       } else {
-        weigh_rows<true>(s, split, factor, scale, last_column, quad);
+        weigh_rows<true, EXACT_SCALE>(s, split, factor, scale, last_column, quad);
       }
     };
     const auto pack_weights = [&] {
@@ -396,6 +408,7 @@ __device__ inline void consume(const AttentionForward& p, const Schedule& schedu
       release(block);
     }
     at += work.blocks;
+    item = schedule.fetch(p, round + 1);
 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -407,15 +420,15 @@ __device__ inline void consume(const AttentionForward& p, const Schedule& schedu
       auto* out = reinterpret_cast<uint32_t*>(p.out + row * p.out_stride + head * D);
 #pragma unroll
       for (int j = 0; j < kGroups; ++j) {
-        out[j * 4 + quad] =
-            bf16_pair(acc[4 * j + half * 2] * inverse + 0.0F, acc[4 * j + half * 2 + 1] * inverse + 0.0F);
+        out[j * 4 + quad] = gpu::pack_bf16(acc[4 * j + half * 2] * inverse + 0.0F,
+                                           acc[4 * j + half * 2 + 1] * inverse + 0.0F);
       }
       if (quad == 0) p.lse[row * p.dims.num_heads + head] = whole.max[half] + log_scalar(whole.sum[half]);
     }
   }
 }
 
-template <int D>
+template <int D, bool EXACT_SCALE>
 __global__ void __launch_bounds__(kRowsThreads, 1)
     attention_rows_sm90_kernel(const AttentionForward p, int heads_per_tile) {
   using L = RingLayout<D>;
@@ -437,17 +450,21 @@ __global__ void __launch_bounds__(kRowsThreads, 1)
     produce<D>(p, schedule, base);
   } else {
     take_registers<kConsumerRegisters>();
-    consume<D>(p, schedule, base, reinterpret_cast<float4*>(shared + (base - start) + L::kMerged));
+    consume<D, EXACT_SCALE>(p, schedule, base,
+                            reinterpret_cast<float4*>(shared + (base - start) + L::kMerged));
   }
 }
 
-template <int D>
+template <int D, bool EXACT_SCALE>
 void launch(const AttentionForward& args, StreamHandle stream) {
   using L = RingLayout<D>;
   const int heads = heads_per_tile(args.dims, kConsumers * kQueriesEach);
   const int group = args.dims.num_heads / args.dims.num_kv_heads;
   const int64_t items = int64_t{args.num_tiles} * args.dims.num_kv_heads * ((group + heads - 1) / heads);
-  const auto kernel = attention_rows_sm90_kernel<D>;
+  constexpr int64_t kMaxStride = int64_t{1} << 30;  // bytes of a row times rows at once: 32 bits
+  require(args.k_stride < kMaxStride / 16 && args.v_stride < kMaxStride / 16,
+          "args.k_stride < kMaxStride / 16 && args.v_stride < kMaxStride / 16");
+  const auto kernel = attention_rows_sm90_kernel<D, EXACT_SCALE>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
   kernel<<<gpu::strided_grid(items, 1), kRowsThreads, L::kBytes, stream>>>(args, heads);
   check_launch("attention_forward rows sm90");
@@ -456,8 +473,11 @@ void launch(const AttentionForward& args, StreamHandle stream) {
 }  // namespace
 
 void launch_rows_sm90(const AttentionForward& args, StreamHandle stream) {
-  if (args.dims.head_dim == 64) return launch<64>(args, stream);
-  launch<128>(args, stream);
+  int exponent;
+  const bool exact_scale = std::frexp(args.dims.scale, &exponent) == 0.5F;
+  if (args.dims.head_dim == 128) return launch<128, false>(args, stream);
+  if (exact_scale) return launch<64, true>(args, stream);
+  launch<64, false>(args, stream);
 }
 
 }  // namespace accord::kernels::cuda::attention
