@@ -65,7 +65,8 @@ __device__ inline void decode_mxfp8_even_odd(uint32_t codes, const E8m0Factor& f
 }
 
 template <WeightFormat F, int W, int STAGES>
-__global__ void __launch_bounds__(32 * W, 16 / W) decode_kernel(const ForwardParams p) {
+__global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
+    decode_kernel(const ForwardParams p, int grain) {
   using T = DecodeLayout<F, W, STAGES>;
   using Traits = WeightTraits<F>;
   constexpr bool kNvfp4 = F == WeightFormat::kNVFP4;
@@ -83,9 +84,10 @@ __global__ void __launch_bounds__(32 * W, 16 / W) decode_kernel(const ForwardPar
 
   const int slabs = p.n / T::kRows;  // of a tile
   const bool grouped = p.tiles != nullptr;
-  const int64_t all = static_cast<int64_t>(grouped ? *p.num_tiles : 1) * slabs;
-  const int begin = static_cast<int>(all * blockIdx.x / gridDim.x);
-  const int end = static_cast<int>(all * (blockIdx.x + 1) / gridDim.x);
+  // In pieces of `grain`, which divides the slabs of a tile.
+  const int64_t all = static_cast<int64_t>(grouped ? *p.num_tiles : 1) * (slabs / grain);
+  const int begin = static_cast<int>(all * blockIdx.x / gridDim.x) * grain;
+  const int end = static_cast<int>(all * (blockIdx.x + 1) / gridDim.x) * grain;
   if (begin == end) return;
   const int steps = p.k / T::kStep;
   const int64_t row_bytes = static_cast<int64_t>(p.k) * Traits::kBitsPerValue / 8;
@@ -311,12 +313,14 @@ __global__ void __launch_bounds__(32 * W, 16 / W) decode_kernel(const ForwardPar
   }
 }
 
+// `even`: shares of whole rounds of a block's warps, if they fit a tile: no warp then waits for others where
+// the block comes to another tile. Worth it where a block has several rounds.
 template <WeightFormat F, int W, int STAGES>
-void launch_decode_as(const ForwardParams& p, int blocks, StreamHandle stream) {
+void launch_decode_as(const ForwardParams& p, int blocks, bool even, StreamHandle stream) {
   const auto kernel = decode_kernel<F, W, STAGES>;
   const int bytes = DecodeLayout<F, W, STAGES>::shared_bytes(p.k);
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  kernel<<<static_cast<unsigned>(blocks), 32 * W, bytes, stream>>>(p);
+  kernel<<<static_cast<unsigned>(blocks), 32 * W, bytes, stream>>>(p, even && p.n / 16 % W == 0 ? W : 1);
   check_launch("gemm_forward");
 }
 
@@ -332,16 +336,19 @@ bool launch_decode(const ForwardParams& p, int32_t row_tiles, StreamHandle strea
   // Longer rows of MXFP8 are read faster by blocks of fewer warps (gemm_few_rows.cuh).
   if (!kNvfp4 && p.k > 1024) return false;
   const int blocks = num_multiprocessors();
+  const bool rounds = slabs >= int64_t{5} * 16 * blocks;
   // Slabs in flight times stages: enough bytes on their way however few slabs there are.
   if (slabs <= int64_t{4} * blocks && DecodeLayout<F, 4, 8>::shared_bytes(p.k) <= kShared) {
-    launch_decode_as<F, 4, 8>(p, blocks, stream);
+    launch_decode_as<F, 4, 8>(p, blocks, false, stream);
   } else if (slabs <= int64_t{8} * blocks && DecodeLayout<F, 8, 6>::shared_bytes(p.k) <= kShared) {
-    launch_decode_as<F, 8, 6>(p, blocks, stream);
+    launch_decode_as<F, 8, 6>(p, blocks, false, stream);
+  } else if (!kNvfp4 && 3 * (DecodeLayout<F, 8, 2>::shared_bytes(p.k) + 1024) <= kShared) {
+    launch_decode_as<F, 8, 2>(p, 3 * blocks, true, stream);
   } else if (2 * (DecodeLayout<F, 8, kFew>::shared_bytes(p.k) + 1024) <= kShared) {
     // Two blocks of a multiprocessor wait for each other's rows of A less than one of all its warps.
-    launch_decode_as<F, 8, kFew>(p, 2 * blocks, stream);
+    launch_decode_as<F, 8, kFew>(p, 2 * blocks, rounds, stream);
   } else if (DecodeLayout<F, 16, kFew>::shared_bytes(p.k) <= kShared) {
-    launch_decode_as<F, 16, kFew>(p, blocks, stream);
+    launch_decode_as<F, 16, kFew>(p, blocks, rounds, stream);
   } else {
     return false;
   }

@@ -107,7 +107,15 @@ TEST_CASE("products of experts with few rows equal the exact mode where tiles sh
   if (!gpu) return;
   const std::vector<int32_t> ragged = {0, 1, 5, 16, 17, 33, 0, 8, 9, 3, 0};
   for (const WeightFormat format : kFormats) {
-    for (const Data data : kAllData) check_groups(*gpu, format, data, ragged, 40, 144, 768, 16);
+    for (const Data data : kAllData) {
+      check_groups(*gpu, format, data, ragged, 40, 144, 768, 16);
+      check_groups(*gpu, format, data, ragged, 40, 256, 768, 16);
+    }
+    check_groups(*gpu, format, Data::kHeavy, many_counts(90, 3), 50, 256, 256, 16);
+    check_groups(*gpu, format, Data::kNormal, many_counts(70, 2), 50, 256, 2048, 16);
+    if (format == WeightFormat::kNVFP4) {  // whole rounds of a block's warps
+      check_groups(*gpu, format, Data::kNormal, many_counts(700, 2), 50, 256, 256, 16);
+    }
     check_groups(*gpu, format, Data::kNormal, ragged, 40, 2064, 256, 16);
     check_groups(*gpu, format, Data::kHeavy, ragged, 40, 208, 2048, 16);
     check_groups(*gpu, format, Data::kNormal, many_counts(300, 3), 50, 48, 256, 16);
