@@ -43,17 +43,18 @@ __device__ inline void decode_bytes(const uint8_t* q, float (&x)[kRun]) {
   }
 }
 
-// kColumns: one scale an element, from the row of scales of its stripe.
+// kColumns: one scale an element, from the row of scales of its stripe. Rows of q have q_cols elements.
 template <class T, Element kElement, bool kColumns>
-__global__ void __launch_bounds__(kThreads) mxfp8_kernel(const uint8_t* q, const uint8_t* scale, int64_t rows,
-                                                         int64_t cols, T* out, int64_t stride, bool vector) {
+__global__ void __launch_bounds__(kThreads)
+    mxfp8_kernel(const uint8_t* q, const uint8_t* scale, int64_t rows, int64_t cols, int64_t q_cols, T* out,
+                 int64_t stride, bool vector) {
   const int64_t per_row = cols / kRun;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < rows * per_row; i += step) {
     const int64_t row = i / per_row;
     const int64_t col = (i - row * per_row) * kRun;
     float x[kRun];
-    decode_bytes<kElement>(q + row * cols + col, x);
+    decode_bytes<kElement>(q + row * q_cols + col, x);
     if constexpr (kColumns) {
       const uint8_t* s = scale + row / 32 * cols + col;
 #pragma unroll
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(kThreads) mxfp8_kernel(const uint8_t* q, const
         x[j] = x[j] * decode_e8m0(s[j]);
       }
     } else {
-      const float s = decode_e8m0(scale[(row * cols + col) / 32]);
+      const float s = decode_e8m0(scale[(row * q_cols + col) / 32]);
 #pragma unroll
       for (int j = 0; j < kRun; ++j) {
         x[j] = x[j] * s;
@@ -89,15 +90,16 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     nvfp4_kernel(const uint8_t* q, const uint8_t* scale, const float* amax, bool per_row_amax, float divisor,
-                 int64_t rows, int64_t cols, T* out, int64_t stride, bool vector) {
+                 int64_t rows, int64_t cols, int64_t q_cols, T* out, int64_t stride, bool vector) {
   const int64_t per_row = cols / kRun;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   const float inverse = 1.0F / divisor;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < rows * per_row; i += step) {
     const int64_t row = i / per_row;
     const int64_t col = (i - row * per_row) * kRun;
-    const uint2 codes = *reinterpret_cast<const uint2*>(q + i * (kRun / 2));
-    float s = gpu::decode8<Element::kE4M3>(scale[i]);
+    const int64_t run = (row * q_cols + col) / kRun;
+    const uint2 codes = *reinterpret_cast<const uint2*>(q + run * (kRun / 2));
+    float s = gpu::decode8<Element::kE4M3>(scale[run]);
     if (amax != nullptr) {
       s = (s * amax[per_row_amax ? row : 0]) * inverse;
     }
@@ -115,20 +117,21 @@ unsigned grid_of(int64_t threads) {
 }
 
 template <class T, Element kElement, bool kColumns>
-void launch_mxfp8(const uint8_t* q, const uint8_t* scale, MatrixView out, StreamHandle stream) {
+void launch_mxfp8(const uint8_t* q, const uint8_t* scale, MatrixView out, int64_t q_cols,
+                  StreamHandle stream) {
   auto* data = static_cast<T*>(out.data);
   if (kColumns && (out.cols % kRun != 0 || reinterpret_cast<uintptr_t>(q) % 16 != 0)) {
     mxfp8_column_kernel<T, kElement><<<grid_of(out.rows * out.cols), kThreads, 0, stream>>>(
         q, scale, out.rows, out.cols, data, out.stride);
   } else {
     mxfp8_kernel<T, kElement, kColumns><<<grid_of(out.rows * out.cols / kRun), kThreads, 0, stream>>>(
-        q, scale, out.rows, out.cols, data, out.stride, gpu::is_vectorizable(out));
+        q, scale, out.rows, out.cols, q_cols, data, out.stride, gpu::is_vectorizable(out));
   }
   check_launch("dequantize_mxfp8");
 }
 
 template <bool kColumns>
-void dequantize_mxfp8(const uint8_t* q, const uint8_t* scale, Element element, MatrixView out,
+void dequantize_mxfp8(const uint8_t* q, const uint8_t* scale, Element element, MatrixView out, int64_t q_cols,
                       StreamHandle stream) {
   if (out.rows == 0 || out.cols == 0) {
     return;
@@ -136,16 +139,16 @@ void dequantize_mxfp8(const uint8_t* q, const uint8_t* scale, Element element, M
   require(out.dtype == Dtype::kF32 || out.dtype == Dtype::kBF16,
           "out.dtype == Dtype::kF32 || out.dtype == Dtype::kBF16");
   if (out.dtype == Dtype::kF32) {
-    element == Element::kE4M3 ? launch_mxfp8<float, Element::kE4M3, kColumns>(q, scale, out, stream)
-                              : launch_mxfp8<float, Element::kE5M2, kColumns>(q, scale, out, stream);
+    element == Element::kE4M3 ? launch_mxfp8<float, Element::kE4M3, kColumns>(q, scale, out, q_cols, stream)
+                              : launch_mxfp8<float, Element::kE5M2, kColumns>(q, scale, out, q_cols, stream);
   } else {
-    element == Element::kE4M3 ? launch_mxfp8<BF16, Element::kE4M3, kColumns>(q, scale, out, stream)
-                              : launch_mxfp8<BF16, Element::kE5M2, kColumns>(q, scale, out, stream);
+    element == Element::kE4M3 ? launch_mxfp8<BF16, Element::kE4M3, kColumns>(q, scale, out, q_cols, stream)
+                              : launch_mxfp8<BF16, Element::kE5M2, kColumns>(q, scale, out, q_cols, stream);
   }
 }
 
 void launch_nvfp4(const uint8_t* q, const uint8_t* scale, const float* amax, bool per_row_amax, int range,
-                  MatrixView out, StreamHandle stream) {
+                  MatrixView out, int64_t q_cols, StreamHandle stream) {
   if (out.rows == 0 || out.cols == 0) {
     return;
   }
@@ -156,37 +159,51 @@ void launch_nvfp4(const uint8_t* q, const uint8_t* scale, const float* amax, boo
   const bool vector = gpu::is_vectorizable(out);
   if (out.dtype == Dtype::kF32) {
     nvfp4_kernel<<<grid, kThreads, 0, stream>>>(q, scale, amax, per_row_amax, divisor, out.rows, out.cols,
-                                                static_cast<float*>(out.data), out.stride, vector);
+                                                q_cols, static_cast<float*>(out.data), out.stride, vector);
   } else {
     nvfp4_kernel<<<grid, kThreads, 0, stream>>>(q, scale, amax, per_row_amax, divisor, out.rows, out.cols,
-                                                static_cast<BF16*>(out.data), out.stride, vector);
+                                                q_cols, static_cast<BF16*>(out.data), out.stride, vector);
   }
   check_launch("dequantize_nvfp4");
+}
+
+// Checks the part and moves q and scale to its first column.
+int64_t enter(const ColumnPart& part, const MatrixView& out, int64_t block, int64_t per_byte,
+              const uint8_t*& q, const uint8_t*& scale) {
+  require(out.cols % block == 0, "out.cols % block == 0");
+  if (part.cols == 0) {
+    return out.cols;
+  }
+  require(part.cols % block == 0 && part.first % block == 0 && part.first + out.cols <= part.cols,
+          "columns of the matrix, in whole blocks");
+  q += part.first / per_byte;
+  scale += part.first / block;
+  return part.cols;
 }
 
 }  // namespace
 
 void dequantize_mxfp8_rows(const uint8_t* q, const uint8_t* scale, Element element, MatrixView out,
-                           StreamHandle stream) {
-  require(out.cols % 32 == 0, "out.cols % 32 == 0");
-  dequantize_mxfp8<false>(q, scale, element, out, stream);
+                           StreamHandle stream, ColumnPart part) {
+  const int64_t q_cols = enter(part, out, 32, 1, q, scale);
+  dequantize_mxfp8<false>(q, scale, element, out, q_cols, stream);
 }
 
 void dequantize_mxfp8_cols(const uint8_t* q, const uint8_t* scale, Element element, MatrixView out,
                            StreamHandle stream) {
   require(out.rows % 32 == 0, "out.rows % 32 == 0");
-  dequantize_mxfp8<true>(q, scale, element, out, stream);
+  dequantize_mxfp8<true>(q, scale, element, out, out.cols, stream);
 }
 
 void dequantize_nvfp4(const uint8_t* q, const uint8_t* scale, const float* amax, Nvfp4Scope scope, int range,
-                      MatrixView out, StreamHandle stream) {
-  require(out.cols % kRun == 0, "out.cols % kRun == 0");
-  launch_nvfp4(q, scale, amax, scope == Nvfp4Scope::kToken, range, out, stream);
+                      MatrixView out, StreamHandle stream, ColumnPart part) {
+  const int64_t q_cols = enter(part, out, kRun, 2, q, scale);
+  launch_nvfp4(q, scale, amax, scope == Nvfp4Scope::kToken, range, out, q_cols, stream);
 }
 
 void dequantize_nvfp4_products(const uint8_t* q, const uint8_t* scale, MatrixView out, StreamHandle stream) {
   require(out.cols % kRun == 0, "out.cols % kRun == 0");
-  launch_nvfp4(q, scale, nullptr, false, 448, out, stream);
+  launch_nvfp4(q, scale, nullptr, false, 448, out, out.cols, stream);
 }
 
 }  // namespace accord::formats::cuda

@@ -1,5 +1,6 @@
 // One transformer layer on the device; the stages are layer.cpp's.
 #include <algorithm>
+#include <functional>
 #include <initializer_list>
 
 #include "kernels/copy/copy_cuda.hpp"
@@ -44,8 +45,10 @@ class LayerRun {
     } else {
       const LinearWeight& first = w_.mlp[0].gate;
       const bool shared_format = first.activation_format() == w_.mlp[0].up.activation_format();
-      const CudaOperand operand = norm2(first.activation_format(), !shared_format);
-      mlp(operand, w_.mlp[0], {t_.gate, t_.up, t_.act}, c_.intermediate_size);
+      const auto norm = [&](int64_t begin, int64_t count) {
+        return norm2(begin, count, first.activation_format(), !shared_format);
+      };
+      mlp(norm, w_.mlp[0], {t_.gate, t_.up, t_.act}, c_.intermediate_size);
       cuda::add_rows(bf16(t_.x_mid, c_.hidden_size), bf16(m_.branch, c_.hidden_size), x_, stream_);
     }
   }
@@ -87,21 +90,28 @@ class LayerRun {
     if (c_.has_mla()) finish_latent(m_, w_, t_);
     const MatrixView attn = bf16(t_.attn, c_.attention_width());
     const MatrixView branch = bf16(m_.branch, c_.hidden_size);
-    m_.linears.linear(m_.linears.operand(attn, w_.o.activation_format()), w_.o, branch);
+    for_tiles(w_.o, [&](int64_t begin, int64_t count) {
+      m_.linears.linear(m_.linears.operand(attn.slice_rows(begin, count), w_.o.activation_format()), w_.o,
+                        branch.slice_rows(begin, count));
+    });
     cuda::add_rows(x_, branch, bf16(t_.x_mid, c_.hidden_size), stream_);
   }
 
   void project(MatrixView norm1, MatrixView q) {
     const int64_t kv_width = c_.num_kv_heads * c_.head_dim;
-    CudaOperand operand =
-        m_.linears.norm_operand(x_, w_.input_norm, eps_, norm1, t_.inv_rms1.as<float>(),
-                                w_.q.activation_format(), keep_ || !one_format({&w_.q, &w_.k, &w_.v}));
     MatrixView q_in = bf16(t_.q_raw, c_.q_width());
     MatrixView k_in = bf16(t_.k_raw, kv_width);
     const MatrixView v = bf16(m_.v, kv_width);
-    linear(operand, norm1, w_.q, q_in);
-    linear(operand, norm1, w_.k, k_in);
-    linear(operand, norm1, w_.v, v);
+    const bool keep = keep_ || !one_format({&w_.q, &w_.k, &w_.v});
+    for_tiles(w_.k, [&](int64_t begin, int64_t count) {
+      const MatrixView norm = norm1.slice_rows(begin, count);
+      CudaOperand operand =
+          m_.linears.norm_operand(x_.slice_rows(begin, count), w_.input_norm, eps_, norm,
+                                  t_.inv_rms1.as<float>() + begin, w_.q.activation_format(), keep);
+      linear(operand, norm, w_.q, q_in.slice_rows(begin, count));
+      linear(operand, norm, w_.k, k_in.slice_rows(begin, count));
+      linear(operand, norm, w_.v, v.slice_rows(begin, count));
+    });
     if (c_.qk_norm) {
       const MatrixView k_normed = bf16(m_.k_normed, kv_width);
       cuda::rms_norm(by_head(q_in, c_.head_dim), w_.q_norm, eps_, by_head(q, c_.head_dim),
@@ -118,21 +128,41 @@ class LayerRun {
     cuda::scatter_rows(v, batch.kv_rows, kv_.v, stream_);
   }
 
-  CudaOperand norm2(const ActivationFormat& format, bool keep) {
-    return m_.linears.norm_operand(bf16(t_.x_mid, c_.hidden_size), w_.post_norm, eps_,
-                                   bf16(t_.norm2, c_.hidden_size), t_.inv_rms2.as<float>(), format,
-                                   keep_ || keep);
+  // `narrowest`: of the products of a tile. Operands of BF16 weights are the rows themselves.
+  void for_tiles(const LinearWeight& narrowest, const std::function<void(int64_t, int64_t)>& body) const {
+    if (narrowest.format == WeightFormat::kBF16) {
+      body(0, rows_);
+    } else {
+      CudaLinears::for_tiles(rows_, narrowest.n, body);
+    }
   }
 
-  // branch = an MLP of norm2 that every row passes.
-  void mlp(CudaOperand operand, const MlpWeights& mlp, const MlpRows& rows, int64_t width) {
+  // Of rows [begin, begin + count).
+  CudaOperand norm2(int64_t begin, int64_t count, const ActivationFormat& format, bool keep) {
+    return m_.linears.norm_operand(bf16(t_.x_mid, c_.hidden_size).slice_rows(begin, count), w_.post_norm,
+                                   eps_, bf16(t_.norm2, c_.hidden_size).slice_rows(begin, count),
+                                   t_.inv_rms2.as<float>() + begin, format, keep_ || keep);
+  }
+
+  // branch = an MLP of norm2 that every row passes; `input`: the operand of some rows.
+  void mlp(const std::function<CudaOperand(int64_t, int64_t)>& input, const MlpWeights& mlp,
+           const MlpRows& rows, int64_t width) {
     const MatrixView norm = bf16(t_.norm2, c_.hidden_size);
     const MatrixView gate = bf16(rows.gate, width);
     const MatrixView up = bf16(rows.up, width);
-    linear(operand, norm, mlp.gate, gate);
-    linear(operand, norm, mlp.up, up);
-    operand = m_.linears.swiglu_operand(gate, up, bf16(rows.act, width), mlp.down.activation_format(), keep_);
-    m_.linears.linear(operand, mlp.down, bf16(m_.branch, c_.hidden_size));
+    const MatrixView act = bf16(rows.act, width);
+    const MatrixView branch = bf16(m_.branch, c_.hidden_size);
+    for_tiles(mlp.gate, [&](int64_t begin, int64_t count) {
+      CudaOperand operand = input(begin, count);
+      linear(operand, norm.slice_rows(begin, count), mlp.gate, gate.slice_rows(begin, count));
+      linear(operand, norm.slice_rows(begin, count), mlp.up, up.slice_rows(begin, count));
+    });
+    for_tiles(mlp.down, [&](int64_t begin, int64_t count) {
+      const CudaOperand operand =
+          m_.linears.swiglu_operand(gate.slice_rows(begin, count), up.slice_rows(begin, count),
+                                    act.slice_rows(begin, count), mlp.down.activation_format(), keep_);
+      m_.linears.linear(operand, mlp.down, branch.slice_rows(begin, count));
+    });
   }
 
   void route(MatrixView norm) {
@@ -196,8 +226,10 @@ class LayerRun {
     const MatrixView branch = bf16(m_.branch, hidden);
     const bool shared = c_.num_shared_experts > 0;
     if (shared) {
-      mlp(m_.linears.operand(norm, w_.shared.gate.activation_format()), w_.shared,
-          {t_.shared_gate, t_.shared_up, t_.shared_act}, c_.shared_width());
+      const auto input = [&](int64_t begin, int64_t count) {
+        return m_.linears.operand(norm.slice_rows(begin, count), w_.shared.gate.activation_format());
+      };
+      mlp(input, w_.shared, {t_.shared_gate, t_.shared_up, t_.shared_act}, c_.shared_width());
     }
     cuda::combine_experts(shared ? branch : x_mid, down, t_.topk_weights.as<float>(), order.slot_rows, k,
                           shared ? branch : x_, stream_);

@@ -1,8 +1,9 @@
 #pragma once
 // Linear layers on the device: kernels/linear/linear.hpp over the products of kernels/gemm/gemm_cuda.hpp.
-// Activations become BF16 operand values that stand for what their quantizer stored exactly. Not for other
-// rooms.
+// Activations become BF16 operand values that stand for what their quantizer stored exactly. For the model
+// alone, and for the benchmark of a layer's memory.
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "device/device.hpp"
@@ -25,6 +26,13 @@ struct CudaOperand {
 class CudaLinears {
  public:
   CudaLinears(const Device& device, const Stream& stream) : device_(device), stream_(stream) {}
+
+  // Operands of many rows are made, and multiplied, in tiles of rows where the products of a tile still fill
+  // the device: `outputs` of the narrowest. A row's results do not depend on the others, so this only saves
+  // memory.
+  static int64_t tile_rows(int64_t rows, int64_t outputs);
+  // body(begin, count) for each tile.
+  static void for_tiles(int64_t rows, int64_t outputs, const std::function<void(int64_t, int64_t)>& body);
 
   // Room for operands of up to `elements` values in `rows` rows.
   Status reserve(int64_t elements, int64_t rows);

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "device/launch.hpp"
 #include "kernels/formats/mxfp8_cuda.hpp"
 #include "kernels/formats/nvfp4_cuda.hpp"
@@ -18,7 +20,22 @@ bool aligned(MatrixView x) { return x.stride % 8 == 0 && reinterpret_cast<uintpt
 
 bool is_quantized(const ActivationFormat& format) { return format.format != WeightFormat::kBF16; }
 
+// A tile of so many rows has so many outputs that 128 tiles of 128 x 128 fill a device of 132
+// multiprocessors.
+constexpr int64_t kTileRows = 512;
+constexpr int64_t kTileOutputs = 4096;
+
 }  // namespace
+
+int64_t CudaLinears::tile_rows(int64_t rows, int64_t outputs) {
+  return outputs < kTileOutputs ? rows : std::min(rows, kTileRows);
+}
+
+void CudaLinears::for_tiles(int64_t rows, int64_t outputs,
+                            const std::function<void(int64_t, int64_t)>& body) {
+  const int64_t most = tile_rows(rows, outputs);
+  for (int64_t begin = 0; begin < rows; begin += most) body(begin, std::min(most, rows - begin));
+}
 
 Status CudaLinears::reserve(int64_t elements, int64_t rows) {
   const auto count = static_cast<size_t>(elements);

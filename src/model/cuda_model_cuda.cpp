@@ -151,17 +151,23 @@ Status CudaModel::Impl::reserve(int64_t rows) {
     return std::find(c.layer_is_moe.begin(), c.layer_is_moe.end(), moe) - c.layer_is_moe.begin();
   };
   const int64_t sorted = rows * c.num_experts_per_token;
-  int64_t widest = std::max({hidden, c.attention_width(), c.mla.q_lora_rank, c.mla.kv_lora_rank});
+  // Operands of up to so many values: inputs of `k` values to products of at least `n` outputs.
+  const auto operand = [&](int64_t k, int64_t n) { return k * CudaLinears::tile_rows(rows, n); };
+  const auto mlp_operand = [&](int64_t width) {
+    return std::max(operand(hidden, width), operand(width, hidden));
+  };
+  int64_t elements = std::max(operand(c.attention_width(), hidden), mlp_operand(c.shared_width()));
+  elements = std::max(elements, c.has_mla() ? rows * std::max({hidden, c.mla.q_lora_rank, c.mla.kv_lora_rank})
+                                            : operand(hidden, c.num_kv_heads * c.head_dim));
   if (dense) {
     ACCORD_RETURN_IF_ERROR(own_tape.reserve(device, c, first_of(false), rows));
-    widest = std::max(widest, c.intermediate_size);
+    elements = std::max(elements, mlp_operand(c.intermediate_size));
   }
-  int64_t elements = rows * std::max(widest, c.shared_width());
   if (c.num_experts > 0) {
     ACCORD_RETURN_IF_ERROR(own_tape.reserve(device, c, first_of(true), rows));
     ACCORD_RETURN_IF_ERROR(sort_scratch.ensure(
         device, static_cast<size_t>(cuda::sort_scratch(sorted, c.num_experts)) * sizeof(int32_t)));
-    elements = std::max(elements, sorted * c.moe_intermediate_size);
+    elements = std::max({elements, rows * hidden, sorted * c.moe_intermediate_size});
   }
   ACCORD_RETURN_IF_ERROR(linears.reserve(elements, std::max(rows, sorted)));
   const int64_t kv_width =

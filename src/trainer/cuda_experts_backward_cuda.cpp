@@ -78,7 +78,7 @@ Status CudaLayerBackward::experts(int64_t layer, const model::CudaLayerTape& tap
   return row_mlp(shared, norm, dx_TH, dnorm_TH, true);
 }
 
-Status CudaLayerBackward::expert_mlps(int64_t layer, const model::CudaLayerTape& tape, const BF16* ddown_RH,
+Status CudaLayerBackward::expert_mlps(int64_t layer, const model::CudaLayerTape& tape, BF16* ddown_RH,
                                       float* din_RH) {
   const ModelConfig& config = c_.config;
   const Experts& experts = experts_[static_cast<size_t>(layer)];
@@ -93,7 +93,7 @@ Status CudaLayerBackward::expert_mlps(int64_t layer, const model::CudaLayerTape&
   sorted.groups.num_tiles = tape.num_group_tiles.as<int32_t>();
   sorted.groups.tile_rows = cuda::group_tile_rows(sorted.rows, config.num_experts);
   sorted.groups.max_tiles = cuda::group_tiles_bound(sorted.rows, config.num_experts, sorted.groups.tile_rows);
-  const auto linear = [](const ExpertProjection& p, const void* table, const BF16* dy) {
+  const auto linear = [](const ExpertProjection& p, const void* table, BF16* dy) {
     return CudaLinearBackward::ExpertLinear{p.parameters, p.weights, table, p.gradients, dy};
   };
 

@@ -15,7 +15,7 @@ class CudaLatentBackward {
   // dy_TH: the residual's gradient as an operand; dnorm_TH (fp32) is overwritten.
   Status run(const LayerParams& params, const model::LayerWeights& weights,
              const CudaLayerBackward::AttentionTiles& tiles, const model::KvLayer& kv,
-             const model::CudaLayerTape& tape, const BF16* dy_TH, float* dnorm_TH);
+             const model::CudaLayerTape& tape, BF16* dy_TH, float* dnorm_TH);
   int64_t bytes() const { return scratch_.bytes(); }
 
  private:

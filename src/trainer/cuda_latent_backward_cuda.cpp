@@ -38,7 +38,7 @@ CudaLatentBackward::CudaLatentBackward(const CudaContext& context, const model::
 
 Status CudaLatentBackward::run(const LayerParams& params, const model::LayerWeights& weights,
                                const CudaLayerBackward::AttentionTiles& tiles, const model::KvLayer& kv,
-                               const model::CudaLayerTape& tape, const BF16* dy_TH, float* dnorm_TH) {
+                               const model::CudaLayerTape& tape, BF16* dy_TH, float* dnorm_TH) {
   const ModelConfig& config = c_.config;
   const int64_t rows = model_.num_rows();
   ACCORD_ASSIGN_OR_RETURN(BF16* const dattn, scratch_.get<BF16>(kDattn, rows * config.attention_width()));

@@ -66,14 +66,14 @@ class CudaLayerBackward {
 
   Status row_mlp(const RowMlp& mlp, MatrixView norm, const float* dx_TH, float* dnorm_TH, bool accumulate);
   Status experts(int64_t layer, const model::CudaLayerTape& tape, const float* dx_TH, float* dnorm_TH);
-  Status expert_mlps(int64_t layer, const model::CudaLayerTape& tape, const BF16* ddown_RH, float* din_RH);
+  Status expert_mlps(int64_t layer, const model::CudaLayerTape& tape, BF16* ddown_RH, float* din_RH);
   Status attention(const LayerParams& params, const model::LayerWeights& weights, const AttentionTiles& tiles,
                    const model::KvLayer& kv, const model::CudaLayerTape& tape, const float* dx_TH,
                    float* dnorm_TH);
   // A gradient of queries or keys before rotary and norm, as an operand.
   Status head_backward(const float* dy, int64_t heads, const DeviceBuffer& raw, const DeviceBuffer& inv_rms,
                        const BF16* weight, int64_t norm, float* turned, BF16* out);
-  StatusOr<const BF16*> gradient_operand(const float* dx_TH);
+  StatusOr<BF16*> gradient_operand(const float* dx_TH);
 
   MatrixView bf16(const DeviceBuffer& buffer, int64_t cols) const {
     return buffer.matrix(Dtype::kBF16, rows(), cols);

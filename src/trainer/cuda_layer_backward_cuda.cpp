@@ -58,7 +58,7 @@ int64_t CudaLayerBackward::bytes() const {
   return sum;
 }
 
-StatusOr<const BF16*> CudaLayerBackward::gradient_operand(const float* dx_TH) {
+StatusOr<BF16*> CudaLayerBackward::gradient_operand(const float* dx_TH) {
   const int64_t count = rows() * c_.config.hidden_size;
   ACCORD_ASSIGN_OR_RETURN(BF16* const dy, scratch_.get<BF16>(kDy, count));
   cuda::round_to_bf16(dx_TH, count, dy, c_.handle());
@@ -98,7 +98,7 @@ Status CudaLayerBackward::run(int64_t layer, const AttentionTiles& tiles, Matrix
 Status CudaLayerBackward::row_mlp(const RowMlp& mlp, MatrixView norm, const float* dx_TH, float* dnorm_TH,
                                   bool accumulate) {
   const int64_t values = rows() * mlp.width;
-  ACCORD_ASSIGN_OR_RETURN(const BF16* const dy, gradient_operand(dx_TH));
+  ACCORD_ASSIGN_OR_RETURN(BF16* const dy, gradient_operand(dx_TH));
   ACCORD_ASSIGN_OR_RETURN(float* const dact, scratch_.get<float>(kDact, values));
   ACCORD_RETURN_IF_ERROR(
       linears_.run({{mlp.params.down, &mlp.weights.down, dy}}, mlp.act.as<BF16>(), rows(), {dact}));
@@ -131,7 +131,7 @@ Status CudaLayerBackward::attention(const LayerParams& params, const model::Laye
   const ModelConfig& config = c_.config;
   const int64_t q_width = config.num_heads * config.head_dim;
   const int64_t c_width = config.num_kv_heads * config.head_dim;
-  ACCORD_ASSIGN_OR_RETURN(const BF16* const dy, gradient_operand(dx_TH));
+  ACCORD_ASSIGN_OR_RETURN(BF16* const dy, gradient_operand(dx_TH));
   if (latent_ != nullptr) return latent_->run(params, weights, tiles, kv, tape, dy, dnorm_TH);
   ACCORD_ASSIGN_OR_RETURN(BF16* const dattn, scratch_.get<BF16>(kDattn, rows() * q_width));
   ACCORD_RETURN_IF_ERROR(

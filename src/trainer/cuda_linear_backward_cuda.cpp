@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <vector>
 
 #include "kernels/copy/copy_cuda.hpp"
@@ -17,16 +18,12 @@ namespace cuda = kernels::cuda;
 
 namespace {
 
-enum Part : size_t {
+enum Part : size_t {  // of experts and of padded linears
   kWeight,
   kTable,
   kInput,
   kGathered,
-  kRowsDy,
   kColumnsDy,
-  kCodes,
-  kScales,
-  kOuter,
   kPaddedDy,
   kPaddedWeight,
   kPaddedGradient,
@@ -34,6 +31,30 @@ enum Part : size_t {
 };
 
 constexpr int64_t kOutputs = 8;  // the products take multiples of it
+constexpr int64_t kBlock = 32;   // of MXFP8
+// Elements of an operand from where on it is made in pieces, and the columns that a piece has at least:
+// products of fewer would leave multiprocessors idle.
+constexpr int64_t kPieceElements = int64_t{1} << 23;
+constexpr int64_t kPieceColumns = 1024;
+// Elements that are quantized and decoded in one go.
+constexpr int64_t kCodeElements = int64_t{1} << 22;
+
+// Columns of a piece of [rows, cols].
+int64_t piece_of(int64_t rows, int64_t cols) {
+  if (rows * cols <= kPieceElements) return cols;
+  return std::min(cols, std::max(kPieceColumns, kPieceElements / rows / kBlock * kBlock));
+}
+
+// Rows of [rows, cols] whose codes are there at once, and the bytes of those codes.
+int64_t code_rows(int64_t rows, int64_t cols) {
+  return std::min(rows, std::max(kBlock, kCodeElements / cols / kBlock * kBlock));
+}
+int64_t code_bytes(int64_t rows, int64_t cols) {
+  const int64_t r = code_rows(rows, cols);
+  return CudaFrame::padded(r * cols) + CudaFrame::padded(r * (cols / formats::kNvfp4Block)) +
+         CudaFrame::padded(r * static_cast<int64_t>(sizeof(float)));
+}
+int64_t bf16_bytes(int64_t count) { return CudaFrame::padded(count * static_cast<int64_t>(sizeof(BF16))); }
 
 int64_t padded(int64_t outputs) { return (outputs + kOutputs - 1) / kOutputs * kOutputs; }
 
@@ -92,7 +113,7 @@ Status check_cuda_backward(const ModelConfig& config) {
 }
 
 CudaLinearBackward::CudaLinearBackward(const CudaContext& context)
-    : c_(context), scratch_(context.device, kParts) {}
+    : c_(context), scratch_(context.device, kParts), frame_(context.device) {}
 
 BackwardMode CudaLinearBackward::mode_of(const LinearWeight& weight) const {
   return weight.format == WeightFormat::kBF16 ? BackwardMode::kHighPrecision : c_.backward.mode;
@@ -102,37 +123,36 @@ formats::Element CudaLinearBackward::element_of(int64_t parameter) const {
   return c_.backward.e5m2(parameter) ? formats::Element::kE5M2 : formats::Element::kE4M3;
 }
 
-void CudaLinearBackward::make_weight(int64_t parameter, const LinearWeight& w, BF16* out) {
+bool CudaLinearBackward::has_original(int64_t parameter, const LinearWeight& w) const {
+  return mode_of(w) == BackwardMode::kHighPrecision && c_.parameters.original(parameter) != nullptr;
+}
+
+void CudaLinearBackward::make_weight(int64_t parameter, const LinearWeight& w, int64_t first, int64_t count,
+                                     BF16* out) {
   const BF16* original = c_.parameters.original(parameter);
-  const MatrixView to = matrix_view(out, w.n, w.k);
+  const MatrixView to = matrix_view(out, w.n, count);
   const auto* bytes = static_cast<const uint8_t*>(w.data);
+  const formats::cuda::ColumnPart part{w.k, first};
   switch (mode_of(w)) {
     case BackwardMode::kHighPrecision:
       cuda::round_to_bf16(c_.parameters.master(parameter), w.n * w.k, out, c_.handle());
       return;
     case BackwardMode::kDequantized:
       if (w.format == WeightFormat::kMXFP8) {
-        formats::cuda::dequantize_mxfp8_rows(bytes, w.scales, formats::Element::kE4M3, to, c_.handle());
+        formats::cuda::dequantize_mxfp8_rows(bytes, w.scales, formats::Element::kE4M3, to, c_.handle(), part);
       } else {
         formats::cuda::dequantize_nvfp4(bytes, w.scales, w.outer, formats::Nvfp4Scope::kTensor,
-                                        w.scaling.range, to, c_.handle());
+                                        w.scaling.range, to, c_.handle(), part);
       }
       return;
     case BackwardMode::kQuantized: {
       auto* const master = const_cast<float*>(c_.parameters.master(parameter));
       const MatrixView from = original != nullptr ? view(original, w.n, w.k) : matrix_view(master, w.n, w.k);
-      cuda::mxfp8_columns(from, nullptr, 0, formats::Element::kE4M3, out, c_.handle());
+      cuda::mxfp8_columns(from.slice_cols(first, count), nullptr, 0, formats::Element::kE4M3, out,
+                          c_.handle());
       return;
     }
   }
-}
-
-StatusOr<const BF16*> CudaLinearBackward::weight(int64_t parameter, const LinearWeight& w) {
-  const BF16* original = c_.parameters.original(parameter);
-  if (mode_of(w) == BackwardMode::kHighPrecision && original != nullptr) return original;
-  ACCORD_ASSIGN_OR_RETURN(BF16* const out, scratch_.get<BF16>(kWeight, w.n * w.k));
-  make_weight(parameter, w, out);
-  return out;
 }
 
 StatusOr<const cuda::GemmWeight*> CudaLinearBackward::expert_table(const ExpertLinear& linear) {
@@ -143,12 +163,11 @@ StatusOr<const cuda::GemmWeight*> CudaLinearBackward::expert_table(const ExpertL
   ACCORD_ASSIGN_OR_RETURN(BF16* const bits, scratch_.get<BF16>(kWeight, count * stride));
   for (int64_t e = 0; e < count; ++e) {
     const int64_t parameter = linear.parameters[static_cast<size_t>(e)];
-    const BF16* original = c_.parameters.original(parameter);
-    if (mode_of(any) == BackwardMode::kHighPrecision && original != nullptr) {
-      ACCORD_RETURN_IF_ERROR(
-          c_.stream.copy(bits + e * stride, original, static_cast<size_t>(stride) * sizeof(BF16)));
+    if (has_original(parameter, any)) {
+      ACCORD_RETURN_IF_ERROR(c_.stream.copy(bits + e * stride, c_.parameters.original(parameter),
+                                            static_cast<size_t>(stride) * sizeof(BF16)));
     } else {
-      make_weight(parameter, linear.weights[static_cast<size_t>(e)], bits + e * stride);
+      make_weight(parameter, linear.weights[static_cast<size_t>(e)], 0, any.k, bits + e * stride);
     }
   }
   ACCORD_ASSIGN_OR_RETURN(cuda::GemmWeight* const table, scratch_.get<cuda::GemmWeight>(kTable, count));
@@ -164,83 +183,82 @@ StatusOr<const cuda::GemmWeight*> CudaLinearBackward::expert_table(const ExpertL
   return table;
 }
 
-StatusOr<const BF16*> CudaLinearBackward::decoded_rows(const BF16* x, int64_t rows, int64_t cols,
-                                                       const kernels::ActivationFormat& format, size_t part) {
-  ACCORD_ASSIGN_OR_RETURN(uint8_t* const codes, scratch_.get<uint8_t>(kCodes, rows * cols));
-  ACCORD_ASSIGN_OR_RETURN(uint8_t* const scales, scratch_.get<uint8_t>(kScales, rows * (cols / 16)));
-  ACCORD_ASSIGN_OR_RETURN(BF16* const out, scratch_.get<BF16>(part, rows * cols));
-  const MatrixView to = matrix_view(out, rows, cols);
-  if (format.format == WeightFormat::kMXFP8) {
-    formats::cuda::quantize_mxfp8_rows(view(x, rows, cols), codes, scales, formats::Element::kE4M3,
-                                       c_.handle());
-    formats::cuda::dequantize_mxfp8_rows(codes, scales, formats::Element::kE4M3, to, c_.handle());
-    return out;
-  }
-  ACCORD_ASSIGN_OR_RETURN(float* const outer, scratch_.get<float>(kOuter, rows));
+// ---- operands in the frame ---------------------------------------------------------------------
+
+void CudaLinearBackward::decode_rows(const BF16* x, int64_t rows, int64_t cols,
+                                     const kernels::ActivationFormat& format, BF16* out) {
+  const int64_t mark = frame_.mark();
+  const int64_t most = code_rows(rows, cols);
+  auto* const codes = frame_.take<uint8_t>(most * cols);
+  auto* const scales = frame_.take<uint8_t>(most * (cols / formats::kNvfp4Block));
+  auto* const outer = frame_.take<float>(most);
   formats::Nvfp4Options options;
   options.scope = formats::Nvfp4Scope::kToken;
   options.four_over_six = format.scaling.four_over_six;
   options.range = format.scaling.range;
-  formats::cuda::quantize_nvfp4(view(x, rows, cols), options, {codes, scales, outer}, nullptr, nullptr,
-                                c_.handle());
-  formats::cuda::dequantize_nvfp4(codes, scales, outer, options.scope, options.range, to, c_.handle());
-  return out;
-}
-
-StatusOr<const BF16*> CudaLinearBackward::quantized_rows(const BF16* dy, int64_t rows, int64_t cols,
-                                                         formats::Element element) {
-  ACCORD_ASSIGN_OR_RETURN(uint8_t* const codes, scratch_.get<uint8_t>(kCodes, rows * cols));
-  ACCORD_ASSIGN_OR_RETURN(uint8_t* const scales, scratch_.get<uint8_t>(kScales, rows * (cols / 16)));
-  ACCORD_ASSIGN_OR_RETURN(BF16* const out, scratch_.get<BF16>(kRowsDy, rows * cols));
-  formats::cuda::quantize_mxfp8_rows(view(dy, rows, cols), codes, scales, element, c_.handle());
-  formats::cuda::dequantize_mxfp8_rows(codes, scales, element, matrix_view(out, rows, cols), c_.handle());
-  return out;
-}
-
-StatusOr<const BF16*> CudaLinearBackward::quantized_columns(const BF16* x, int64_t rows, int64_t cols,
-                                                            Groups groups, formats::Element element,
-                                                            size_t part) {
-  ACCORD_ASSIGN_OR_RETURN(BF16* const out, scratch_.get<BF16>(part, rows * cols));
-  cuda::mxfp8_columns(view(x, rows, cols), groups.offsets, groups.count, element, out, c_.handle());
-  return out;
-}
-
-// Rows that are gathered on the way into the product stay in the order of tokens, except where columns are
-// quantized: those need an expert's rows together.
-Status CudaLinearBackward::make_input(const LinearWeight& w, const BF16* x, int64_t rows, Groups groups,
-                                      const int32_t* gather, int64_t gathered_rows, SharedInput& shared) {
-  const kernels::ActivationFormat format = w.activation_format();
-  if (shared.format == format) return absl::OkStatus();
-  shared = {format, x, gather};
-  switch (mode_of(w)) {
-    case BackwardMode::kHighPrecision:
-      return absl::OkStatus();
-    case BackwardMode::kDequantized: {
-      ACCORD_ASSIGN_OR_RETURN(shared.values, decoded_rows(x, rows, w.k, format, kInput));
-      return absl::OkStatus();
-    }
-    case BackwardMode::kQuantized: {
-      const BF16* sorted = x;
-      if (gather != nullptr) {
-        ACCORD_ASSIGN_OR_RETURN(BF16* const out, scratch_.get<BF16>(kGathered, gathered_rows * w.k));
-        cuda::gather_rows(view(x, rows, w.k), gather, matrix_view(out, gathered_rows, w.k), c_.handle());
-        sorted = out;
-      }
-      shared.gather = nullptr;
-      ACCORD_ASSIGN_OR_RETURN(shared.values,
-                              quantized_columns(sorted, gather != nullptr ? gathered_rows : rows, w.k, groups,
-                                                formats::Element::kE4M3, kInput));
-      return absl::OkStatus();
+  for (int64_t begin = 0; begin < rows; begin += most) {
+    const int64_t count = std::min(most, rows - begin);
+    const MatrixView from = view(x, rows, cols).slice_rows(begin, count);
+    const MatrixView to = matrix_view(out, rows, cols).slice_rows(begin, count);
+    if (format.format == WeightFormat::kMXFP8) {
+      formats::cuda::quantize_mxfp8_rows(from, codes, scales, formats::Element::kE4M3, c_.handle());
+      formats::cuda::dequantize_mxfp8_rows(codes, scales, formats::Element::kE4M3, to, c_.handle());
+    } else {
+      formats::cuda::quantize_nvfp4(from, options, {codes, scales, outer}, nullptr, nullptr, c_.handle());
+      formats::cuda::dequantize_nvfp4(codes, scales, outer, options.scope, options.range, to, c_.handle());
     }
   }
-  return absl::OkStatus();
+  frame_.rewind(mark);
+}
+
+void CudaLinearBackward::quantize_in_place(BF16* dy, int64_t rows, int64_t cols, formats::Element element) {
+  const int64_t mark = frame_.mark();
+  const int64_t most = code_rows(rows, cols);
+  auto* const codes = frame_.take<uint8_t>(most * cols);
+  auto* const scales = frame_.take<uint8_t>(most * (cols / formats::kNvfp4Block));
+  for (int64_t begin = 0; begin < rows; begin += most) {
+    const MatrixView part = matrix_view(dy, rows, cols).slice_rows(begin, std::min(most, rows - begin));
+    formats::cuda::quantize_mxfp8_rows(part, codes, scales, element, c_.handle());
+    formats::cuda::dequantize_mxfp8_rows(codes, scales, element, part, c_.handle());
+  }
+  frame_.rewind(mark);
+}
+
+int64_t CudaLinearBackward::input_bytes(const LinearWeight& w, int64_t rows) const {
+  return mode_of(w) == BackwardMode::kHighPrecision ? 0 : bf16_bytes(rows * w.k);
+}
+
+int64_t CudaLinearBackward::input_scratch(const LinearWeight& w, int64_t rows) const {
+  return mode_of(w) == BackwardMode::kDequantized ? code_bytes(rows, w.k) : 0;
+}
+
+void CudaLinearBackward::make_input(const LinearWeight& w, const BF16* x, int64_t rows, Groups groups,
+                                    BF16* out, SharedInput& shared) {
+  shared = {w.activation_format(), x};
+  switch (mode_of(w)) {
+    case BackwardMode::kHighPrecision:
+      return;
+    case BackwardMode::kDequantized:
+      decode_rows(x, rows, w.k, *shared.format, out);
+      break;
+    case BackwardMode::kQuantized:
+      cuda::mxfp8_columns(view(x, rows, w.k), groups.offsets, groups.count, formats::Element::kE4M3, out,
+                          c_.handle());
+      break;
+  }
+  shared.values = out;
 }
 
 Status CudaLinearBackward::run_padded(const Linear& linear, const BF16* x, int64_t rows,
                                       CudaInputGradient dx) {
   LinearWeight w = *linear.weight;
   const int64_t outputs = w.n;
-  ACCORD_ASSIGN_OR_RETURN(const BF16* const bits, weight(linear.parameter, w));
+  const BF16* bits = c_.parameters.original(linear.parameter);
+  if (!has_original(linear.parameter, w)) {
+    ACCORD_ASSIGN_OR_RETURN(BF16* const made, scratch_.get<BF16>(kWeight, w.n * w.k));
+    make_weight(linear.parameter, w, 0, w.k, made);
+    bits = made;
+  }
   w.n = padded(outputs);
   const auto matrix_bytes = static_cast<size_t>(w.n * w.k) * sizeof(BF16);
   ACCORD_ASSIGN_OR_RETURN(BF16* const dy, scratch_.get<BF16>(kPaddedDy, rows * w.n));
@@ -260,65 +278,166 @@ Status CudaLinearBackward::run_padded(const Linear& linear, const BF16* x, int64
   return absl::OkStatus();
 }
 
+// ---- linears of all rows -----------------------------------------------------------------------
+
+int64_t CudaLinearBackward::weight_product_bytes(const Linear& linear, int64_t rows) const {
+  const LinearWeight& w = *linear.weight;
+  return mode_of(w) == BackwardMode::kQuantized ? bf16_bytes(rows * piece_of(rows, w.n)) : 0;
+}
+
+int64_t CudaLinearBackward::input_product_bytes(const Linear& linear, int64_t rows) const {
+  const LinearWeight& w = *linear.weight;
+  if (has_original(linear.parameter, w)) return 0;
+  const bool pieces = mode_of(w) != BackwardMode::kHighPrecision;
+  const int64_t weight = bf16_bytes(w.n * (pieces ? piece_of(w.n, w.k) : w.k));
+  const int64_t codes = mode_of(w) == BackwardMode::kQuantized ? code_bytes(rows, w.n) : 0;
+  return std::max(weight, codes);
+}
+
+// The input's operand stays until the last linear has used it.
+int64_t CudaLinearBackward::frame_bytes(std::initializer_list<Linear> linears, int64_t rows) const {
+  int64_t input = 0;
+  for (const Linear& linear : linears) input = std::max(input, input_bytes(*linear.weight, rows));
+  int64_t most = 0;
+  for (const Linear& linear : linears) {
+    const bool last = &linear == linears.end() - 1;
+    most = std::max({most, input + input_scratch(*linear.weight, rows),
+                     input + weight_product_bytes(linear, rows),
+                     (last ? 0 : input) + input_product_bytes(linear, rows)});
+  }
+  return most;
+}
+
+// The weight's gradient, in pieces of its rows.
+void CudaLinearBackward::weight_product(const Linear& linear, int64_t rows, const BF16* x) {
+  const LinearWeight& w = *linear.weight;
+  const bool quantized = mode_of(w) == BackwardMode::kQuantized;
+  const int64_t most = quantized ? piece_of(rows, w.n) : w.n;
+  const int64_t mark = frame_.mark();
+  BF16* const columns = quantized ? frame_.take<BF16>(rows * most) : nullptr;
+  float* const gradient = c_.parameters.gradient(linear.parameter);
+  for (int64_t first = 0; first < w.n; first += most) {
+    const int64_t count = std::min(most, w.n - first);
+    if (quantized) {
+      cuda::mxfp8_columns(view(linear.dy, rows, w.n).slice_cols(first, count), nullptr, 0,
+                          element_of(linear.parameter), columns, c_.handle());
+    }
+    LinearWeight piece = w;
+    piece.n = count;
+    cuda::GemmBackward g = wgrad(piece, rows, quantized ? columns : linear.dy, x, gradient + first * w.k);
+    if (linear.bf16_gradient != nullptr) g.c = {linear.bf16_gradient + first * w.k, w.k, true, false};
+    cuda::gemm_wgrad(g, c_.handle());
+  }
+  frame_.rewind(mark);
+}
+
+// The input's gradient, in pieces of its columns.
+Status CudaLinearBackward::input_product(const Linear& linear, int64_t rows, CudaInputGradient dx) {
+  const LinearWeight& w = *linear.weight;
+  if (mode_of(w) == BackwardMode::kQuantized) {
+    quantize_in_place(linear.dy, rows, w.n, element_of(linear.parameter));
+  }
+  if (has_original(linear.parameter, w)) {
+    cuda::gemm_dgrad(dgrad(w, rows, linear.dy, c_.parameters.original(linear.parameter), dx), c_.handle());
+    return absl::OkStatus();
+  }
+  const int64_t most = mode_of(w) == BackwardMode::kHighPrecision ? w.k : piece_of(w.n, w.k);
+  const int64_t mark = frame_.mark();
+  BF16* const bits = frame_.take<BF16>(w.n * most);
+  for (int64_t first = 0; first < w.k; first += most) {
+    const int64_t count = std::min(most, w.k - first);
+    make_weight(linear.parameter, w, first, count, bits);
+    cuda::GemmBackward g = dgrad(w, rows, linear.dy, bits, dx);
+    g.n = g.ldb = count;
+    g.c.data = static_cast<std::byte*>(dx.data) + first * (dx.bf16 ? sizeof(BF16) : sizeof(float));
+    cuda::gemm_dgrad(g, c_.handle());
+  }
+  frame_.rewind(mark);
+  return absl::OkStatus();
+}
+
+// A weight's gradient reads dy before the input's consumes it.
 Status CudaLinearBackward::run(std::initializer_list<Linear> linears, const BF16* x, int64_t rows,
                                CudaInputGradient dx) {
   if (rows == 0) return absl::OkStatus();
+  ACCORD_RETURN_IF_ERROR(frame_.begin(frame_bytes(linears, rows)));
+  int64_t input_size = 0;
+  for (const Linear& linear : linears) {
+    input_size = std::max(input_size, input_bytes(*linear.weight, rows));
+  }
+  auto* const input_room = frame_.take<std::byte>(input_size);
   SharedInput input;
   for (const Linear& linear : linears) {
     const LinearWeight& w = *linear.weight;
+    if (input.format != w.activation_format()) {
+      make_input(w, x, rows, {}, reinterpret_cast<BF16*>(input_room), input);
+    }
     if (w.n % kOutputs != 0) {  // no mode quantizes its gradient by columns: that needs multiples of 32
-      ACCORD_RETURN_IF_ERROR(make_input(w, x, rows, {}, nullptr, 0, input));
       ACCORD_RETURN_IF_ERROR(run_padded(linear, input.values, rows, dx));
-      dx.accumulate = true;
-      continue;
+    } else {
+      weight_product(linear, rows, input.values);
+      if (&linear == linears.end() - 1) frame_.rewind(0);
+      ACCORD_RETURN_IF_ERROR(input_product(linear, rows, dx));
     }
-    const BF16* rows_dy = linear.dy;
-    const BF16* columns_dy = linear.dy;
-    if (mode_of(w) == BackwardMode::kQuantized) {
-      const formats::Element element = element_of(linear.parameter);
-      ACCORD_ASSIGN_OR_RETURN(rows_dy, quantized_rows(linear.dy, rows, w.n, element));
-      ACCORD_ASSIGN_OR_RETURN(columns_dy, quantized_columns(linear.dy, rows, w.n, {}, element, kColumnsDy));
-    }
-    ACCORD_ASSIGN_OR_RETURN(const BF16* const bits, weight(linear.parameter, w));
-    cuda::gemm_dgrad(dgrad(w, rows, rows_dy, bits, dx), c_.handle());
     dx.accumulate = true;
-    ACCORD_RETURN_IF_ERROR(make_input(w, x, rows, {}, nullptr, 0, input));
-    cuda::gemm_wgrad(wgrad(w, rows, columns_dy, input.values, c_.parameters.gradient(linear.parameter)),
-                     c_.handle());
   }
   return absl::OkStatus();
 }
+
+// ---- experts -----------------------------------------------------------------------------------
 
 Status CudaLinearBackward::run_experts(std::initializer_list<ExpertLinear> linears, const BF16* x,
                                        const ExpertRows& rows, CudaInputGradient dx) {
   if (rows.rows == 0) return absl::OkStatus();
   const Groups groups{rows.offsets, rows.num_experts};
-  const int64_t input_rows = rows.sorted_tokens != nullptr ? rows.tokens : rows.rows;
+  // Rows that are gathered on the way into the product stay in the order of tokens, except where columns are
+  // quantized: those need an expert's rows together.
+  const bool gathers = rows.sorted_tokens != nullptr;
   SharedInput input;
+  const int32_t* gather = nullptr;
   for (const ExpertLinear& linear : linears) {
     const LinearWeight& w = linear.weights[0];
-    const BF16* rows_dy = linear.dy;
-    const BF16* columns_dy = linear.dy;
-    if (mode_of(w) == BackwardMode::kQuantized) {
-      const formats::Element element = element_of(linear.parameters[0]);
-      ACCORD_ASSIGN_OR_RETURN(rows_dy, quantized_rows(linear.dy, rows.rows, w.n, element));
-      ACCORD_ASSIGN_OR_RETURN(columns_dy,
-                              quantized_columns(linear.dy, rows.rows, w.n, groups, element, kColumnsDy));
+    const bool quantized = mode_of(w) == BackwardMode::kQuantized;
+    const int64_t input_rows = gathers && !quantized ? rows.tokens : rows.rows;
+    ACCORD_RETURN_IF_ERROR(
+        frame_.begin(std::max(quantized ? code_bytes(rows.rows, w.n) : 0, input_scratch(w, input_rows))));
+    if (input.format != w.activation_format()) {
+      const BF16* from = x;
+      if (gathers && quantized) {
+        ACCORD_ASSIGN_OR_RETURN(BF16* const sorted, scratch_.get<BF16>(kGathered, rows.rows * w.k));
+        cuda::gather_rows(view(x, rows.tokens, w.k), rows.sorted_tokens, matrix_view(sorted, rows.rows, w.k),
+                          c_.handle());
+        from = sorted;
+      }
+      BF16* room = nullptr;
+      if (input_bytes(w, input_rows) > 0) {
+        ACCORD_ASSIGN_OR_RETURN(room, scratch_.get<BF16>(kInput, input_rows * w.k));
+      }
+      make_input(w, from, input_rows, groups, room, input);
+      gather = quantized ? nullptr : rows.sorted_tokens;
     }
-    cuda::GemmGroups tiles = rows.groups;
-    ACCORD_ASSIGN_OR_RETURN(tiles.experts, expert_table(linear));
-    tiles.gather = nullptr;
-    cuda::GemmBackward inputs = dgrad(w, rows.rows, rows_dy, nullptr, dx);
-    inputs.groups = &tiles;
-    cuda::gemm_dgrad(inputs, c_.handle());
-    dx.accumulate = true;
-    ACCORD_RETURN_IF_ERROR(make_input(w, x, input_rows, groups, rows.sorted_tokens, rows.rows, input));
+    const BF16* columns_dy = linear.dy;
+    if (quantized) {
+      ACCORD_ASSIGN_OR_RETURN(BF16* const columns, scratch_.get<BF16>(kColumnsDy, rows.rows * w.n));
+      cuda::mxfp8_columns(view(linear.dy, rows.rows, w.n), groups.offsets, groups.count,
+                          element_of(linear.parameters[0]), columns, c_.handle());
+      columns_dy = columns;
+    }
     cuda::GemmBackward weights = wgrad(w, rows.rows, columns_dy, input.values, nullptr);
     weights.num_experts = rows.num_experts;
     weights.offsets = rows.offsets;
-    weights.b_gather = input.gather;
+    weights.b_gather = gather;
     weights.outputs = linear.gradients;
     cuda::gemm_wgrad(weights, c_.handle());
+
+    if (quantized) quantize_in_place(linear.dy, rows.rows, w.n, element_of(linear.parameters[0]));
+    cuda::GemmGroups tiles = rows.groups;
+    ACCORD_ASSIGN_OR_RETURN(tiles.experts, expert_table(linear));
+    tiles.gather = nullptr;
+    cuda::GemmBackward inputs = dgrad(w, rows.rows, linear.dy, nullptr, dx);
+    inputs.groups = &tiles;
+    cuda::gemm_dgrad(inputs, c_.handle());
+    dx.accumulate = true;
   }
   return absl::OkStatus();
 }

@@ -55,6 +55,11 @@ void dequantize_axis(const Launch& launch, const uint8_t* q, const uint8_t* scal
   emulation::store_rows(values.data(), launch.at(out));
 }
 
+bool within(const ColumnPart& part, const MatrixView& out, int64_t block) {
+  return part.cols % block == 0 && part.first % block == 0 && part.first >= 0 &&
+         part.first + out.cols <= part.cols;
+}
+
 // The record that the CPU's quantizer makes; its scales must be the ones that were passed.
 template <class Quantize>
 void measure(const Launch& launch, const MatrixView& x, const uint8_t* scale, int64_t scales,
@@ -92,8 +97,14 @@ void quantize_mxfp8_both(MatrixView x, uint8_t* row_q, uint8_t* row_scale, uint8
 }
 
 void dequantize_mxfp8_rows(const uint8_t* q, const uint8_t* scale, Element element, MatrixView out,
-                           StreamHandle stream) {
-  dequantize_axis(Launch("dequantize_mxfp8_rows", stream), q, scale, Axis::kRow, element, out);
+                           StreamHandle stream, ColumnPart part) {
+  const Launch launch("dequantize_mxfp8_rows", stream);
+  if (part.cols == 0) part.cols = out.cols;
+  launch.needs(within(part, out, kBlock), "columns of the matrix, in whole blocks");
+  for (int64_t r = 0; r < out.rows; ++r) {  // rows of a part are apart
+    const int64_t at = r * part.cols + part.first;
+    dequantize_axis(launch, q + at, scale + at / kBlock, Axis::kRow, element, out.slice_rows(r, 1));
+  }
 }
 
 void dequantize_mxfp8_cols(const uint8_t* q, const uint8_t* scale, Element element, MatrixView out,
@@ -102,16 +113,22 @@ void dequantize_mxfp8_cols(const uint8_t* q, const uint8_t* scale, Element eleme
 }
 
 void dequantize_nvfp4(const uint8_t* q, const uint8_t* scale, const float* amax, Nvfp4Scope scope, int range,
-                      MatrixView out, StreamHandle stream) {
+                      MatrixView out, StreamHandle stream, ColumnPart part) {
   const Launch launch("dequantize_nvfp4", stream);
   launch.needs(out.cols % kNvfp4Block == 0 && is_float(out.dtype), "whole blocks of 16 of bf16 or fp32");
   if (out.rows == 0 || out.cols == 0) return;
   launch.aligned(q, 8, "q");
+  if (part.cols == 0) part.cols = out.cols;
+  launch.needs(within(part, out, kNvfp4Block), "columns of the matrix, in whole blocks");
+  const bool per_row = scope == Nvfp4Scope::kToken;
+  const float* const outer = launch.at(amax, per_row ? out.rows : 1);
   std::vector<float> values(static_cast<size_t>(out.rows * out.cols));
-  formats::dequantize_nvfp4(launch.at(q, out.rows * out.cols / 2),
-                            launch.at(scale, out.rows * out.cols / kNvfp4Block),
-                            launch.at(amax, scope == Nvfp4Scope::kToken ? out.rows : 1), out.rows, out.cols,
-                            scope, range, values.data());
+  for (int64_t r = 0; r < out.rows; ++r) {  // rows of a part are apart
+    const int64_t at = r * part.cols + part.first;
+    formats::dequantize_nvfp4(
+        launch.at(q + at / 2, out.cols / 2), launch.at(scale + at / kNvfp4Block, out.cols / kNvfp4Block),
+        outer + (per_row ? r : 0), 1, out.cols, scope, range, values.data() + r * out.cols);
+  }
   emulation::store_rows(values.data(), launch.at(out));
 }
 

@@ -257,3 +257,13 @@ TEST_CASE("A device model names a weight that it cannot multiply") {
   REQUIRE_FALSE(status.ok());
   CHECK(std::string(message_of(status)).find("model.layers.1.self_attn.o_proj.weight") != std::string::npos);
 }
+
+TEST_CASE("products in tiles of rows have the bits of others") {
+  const auto gpu = Gpu::open();
+  if (!gpu) return;
+  ModelConfig config = small_config(false, 16);
+  config.intermediate_size = 4096;  // gate and up: tiles of 512 rows
+  for (const WeightFormat format : {WeightFormat::kMXFP8, WeightFormat::kNVFP4}) {
+    check_arrangements(*gpu, random_policy(*gpu, config, format, 9), 560);
+  }
+}

@@ -120,15 +120,17 @@ TEST_CASE("linears that share their input have the CPU's backward") {
     std::vector<float> dx(x.bits.size());
     LinearBackward cpu(s.workspace);
     CudaLinearBackward cuda(s.context);
-    const Memory xd = gpu->upload(x.bits), qd = gpu->upload(dq.bits), kd = gpu->upload(dk.bits),
-                 vd = gpu->upload(dv.bits), dxd = gpu->allocate(dx.size() * sizeof(float));
+    const Memory xd = gpu->upload(x.bits), dxd = gpu->allocate(dx.size() * sizeof(float));
     for (int twice = 0; twice < 2; ++twice) {  // gradients are added to, dx is replaced
+      const Memory qd = gpu->upload(dq.bits), kd = gpu->upload(dk.bits),
+                   vd = gpu->upload(dv.bits);  // consumed
       cpu.add(
           {{p.q, &hw.q, dq.floats.data()}, {p.k, &hw.k, dk.floats.data()}, {p.v, &hw.v, dv.floats.data()}},
           x.floats.data(), kRows, dx.data());
       must(cpu.run());
       must(cuda.run({{p.q, &dw.q, qd.as<BF16>()}, {p.k, &dw.k, kd.as<BF16>()}, {p.v, &dw.v, vd.as<BF16>()}},
                     xd.as<BF16>(), kRows, {dxd.data()}));
+      gpu->synchronize();
     }
     CHECK(relative(gpu->download<float>(dxd, dx.size()), dx) < kTolerance);
     for (const int64_t parameter : {p.q, p.k, p.v}) {
@@ -138,6 +140,7 @@ TEST_CASE("linears that share their input have the CPU's backward") {
     cpu.add({{p.o, &hw.o, x.floats.data()}}, dq.floats.data(), kRows, (dx.resize(dq.bits.size()), dx.data()));
     must(cpu.run());
     const Memory narrow = gpu->allocate(dx.size() * sizeof(BF16));
+    const Memory qd = gpu->upload(dq.bits);
     must(cuda.run({{p.o, &dw.o, xd.as<BF16>()}}, qd.as<BF16>(), kRows, {narrow.data(), /*bf16=*/true}));
     std::vector<float> widened;
     for (const BF16 value : gpu->download<BF16>(narrow, dx.size())) widened.push_back(to_float(value));
