@@ -20,5 +20,5 @@ function(accord_program)
   # found there too.
   set_target_properties(accord PROPERTIES BUILD_RPATH "\$ORIGIN/../lib")
   target_link_options(accord PRIVATE -Wl,--disable-new-dtags)
-  target_link_libraries(accord PRIVATE accord_flags accord_rpc CLI11::CLI11 nlohmann_json::nlohmann_json)
+  target_link_libraries(accord PRIVATE accord_flags accord_rpc accord_bench CLI11::CLI11 nlohmann_json::nlohmann_json)
 endfunction()

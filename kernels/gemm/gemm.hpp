@@ -4,7 +4,7 @@
 // Order of every sum: sixteen lanes of fused multiply-adds over k, ascending, then the fixed tree of
 // math/simd.hpp. It depends on K alone, so an output never depends on M, N, tiling, or threads.
 // The register tile is 3 x 2 outputs (12 accumulators); smaller tiles at the edges keep the same order.
-// Measured on one core (bench_model): 75 to 80 % of the AVX2 multiply-add peak at K = 512, M >= 64.
+// Measured on one core (accord bench kernels): 75 to 80 % of the AVX2 multiply-add peak at K = 512, M >= 64.
 #include <cstdint>
 
 #include "base/dtype.hpp"

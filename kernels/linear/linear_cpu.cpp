@@ -19,7 +19,7 @@ constexpr int64_t kPanelBytes = 16 * 1024;
 constexpr int64_t kMinPanelRows = 8;
 constexpr int64_t kMaxPanelRows = 64;
 // bf16 weights are widened in registers, at each use, where that beats widening a panel once: for few rows,
-// and where K is so large that a panel leaves L1 (measured with bench_model).
+// and where K is so large that a panel leaves L1 (measured).
 constexpr int64_t kDirectRows = 16;
 constexpr int64_t kDirectK = 1024;
 constexpr int64_t kTileRows = 3;

@@ -25,5 +25,6 @@ void add_generate(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);
 void add_replay(CLI::App& app, Action& action);
 void add_doctor(CLI::App& app, Action& action);
+void add_bench(CLI::App& app, Action& action);
 
 }  // namespace accord::cli

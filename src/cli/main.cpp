@@ -35,6 +35,7 @@ int main(int argc, char** argv) {
   cli::add_eval(app, action);
   cli::add_replay(app, action);
   cli::add_doctor(app, action);
+  cli::add_bench(app, action);
 
   try {
     app.parse(argc, argv);

@@ -3,10 +3,50 @@
 #include <algorithm>
 #include <cassert>
 #include <cstdlib>
+#include <map>
+#include <mutex>
 
 #include "device/backend.hpp"
 
 namespace accord {
+namespace {
+
+// What the process holds per device. Blocks come and go rarely.
+class Counts {
+ public:
+  static Counts& instance() {
+    static Counts counts;
+    return counts;
+  }
+  void add(int device, int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    MemoryUse& use = uses_[device];
+    use.now += bytes;
+    use.peak = std::max(use.peak, use.now);
+  }
+  MemoryUse use(int device) {
+    const std::lock_guard lock(mutex_);
+    return uses_[device];
+  }
+  void reset_peak(int device) {
+    const std::lock_guard lock(mutex_);
+    uses_[device].peak = uses_[device].now;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, MemoryUse> uses_;
+};
+
+}  // namespace
+
+MemoryUse memory_use(const Device& device) {
+  return device.is_cuda() ? Counts::instance().use(device.id().index) : MemoryUse{};
+}
+
+void reset_memory_peak(const Device& device) {
+  if (device.is_cuda()) Counts::instance().reset_peak(device.id().index);
+}
 
 void MemoryDeleter::operator()(void* p) const {
   switch (owner) {
@@ -15,6 +55,7 @@ void MemoryDeleter::operator()(void* p) const {
       break;
     case Owner::kCuda:
       backend::release(device, p);
+      Counts::instance().add(device, -static_cast<int64_t>(bytes));
       break;
     case Owner::kCudaPinned:
       backend::release_pinned(p);
@@ -35,7 +76,8 @@ StatusOr<Memory> Memory::allocate(const Device& device, size_t bytes, MemoryKind
     memory.data_ = {p, MemoryDeleter{MemoryDeleter::Owner::kHost, 0}};
   } else if (kind == MemoryKind::kDevice) {
     ACCORD_ASSIGN_OR_RETURN(void* p, backend::allocate(index, rounded));
-    memory.data_ = {p, MemoryDeleter{MemoryDeleter::Owner::kCuda, index}};
+    memory.data_ = {p, MemoryDeleter{MemoryDeleter::Owner::kCuda, index, rounded}};
+    Counts::instance().add(index, static_cast<int64_t>(rounded));
   } else {
     ACCORD_ASSIGN_OR_RETURN(void* p, backend::allocate_pinned(index, rounded));
     memory.data_ = {p, MemoryDeleter{MemoryDeleter::Owner::kCudaPinned, index}};

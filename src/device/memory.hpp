@@ -20,8 +20,18 @@ struct MemoryDeleter {
   enum class Owner : uint8_t { kHost, kCuda, kCudaPinned };
   Owner owner = Owner::kHost;
   int device = 0;
+  size_t bytes = 0;
   void operator()(void* p) const;
 };
+
+// Bytes of a CUDA device's memory that live Memory objects of this process hold, and the most that they held
+// at once since reset_memory_peak. The CPU's is not counted.
+struct MemoryUse {
+  int64_t now = 0;
+  int64_t peak = 0;
+};
+MemoryUse memory_use(const Device& device);
+void reset_memory_peak(const Device& device);
 
 // A block of fixed size and address, aligned to at least kAlignment. Its content is undefined.
 class Memory {

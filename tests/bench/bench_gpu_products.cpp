@@ -16,8 +16,8 @@
 #include "device/memory.hpp"
 #include "device/stream.hpp"
 #include "kernels/attention/attention_cuda.hpp"
+#include "kernels/copy/read_cuda.hpp"
 #include "kernels/gemm/gemm_cuda.hpp"
-#include "plain_read.hpp"
 
 using namespace accord;
 using namespace accord::kernels::cuda;
@@ -260,7 +260,7 @@ void experts(Bench& b, int64_t tokens, int64_t n, int64_t k, const char* only = 
                                                          : 4);
     const auto scale_bytes = static_cast<int64_t>(bytes_of(f, static_cast<double>(n * k))) - data_bytes;
     const double read_ms = b.milliseconds([&](int i) {
-      bench::plain_read(used_tables[static_cast<size_t>(i % layers)].as<GemmWeight>(),
+      plain_read(used_tables[static_cast<size_t>(i % layers)].as<GemmWeight>(),
                         static_cast<int32_t>(used), data_bytes, scale_bytes, sink.as<uint32_t>(), b.stream());
     });
     const double ms = b.milliseconds([&](int i) {

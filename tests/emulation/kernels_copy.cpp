@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/copy/copy_cuda.hpp"
+#include "kernels/copy/read_cuda.hpp"
 #include "tests/emulation/launch.hpp"
 #include "tests/emulation/streams.hpp"
 
@@ -60,6 +61,22 @@ void copy_columns(MatrixView x, const ColumnGroups& columns, const int32_t* to_r
                    element(from, r, columns.x_first + g * columns.x_stride), bytes);
     }
   }
+}
+
+void plain_read(const GemmWeight* experts, int32_t count, int64_t data_bytes, int64_t scale_bytes,
+                uint32_t* sink, StreamHandle stream) {
+  const Launch launch("plain_read", stream);
+  launch.needs(data_bytes % 16 == 0 && scale_bytes % 16 == 0, "whole loads of 16 bytes");
+  const GemmWeight* const list = launch.at(experts, count);
+  uint32_t sum = 0;
+  for (int64_t e = 0; e < count; ++e) {
+    const auto* const data = launch.at(static_cast<const uint8_t*>(list[e].data), data_bytes);
+    for (int64_t i = 0; i < data_bytes; ++i) sum ^= data[i];
+    if (scale_bytes == 0) continue;
+    const uint8_t* const scales = launch.at(list[e].scales, scale_bytes);
+    for (int64_t i = 0; i < scale_bytes; ++i) sum ^= scales[i];
+  }
+  *launch.at(sink, 1) = sum;
 }
 
 }  // namespace accord::kernels::cuda

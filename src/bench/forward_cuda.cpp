@@ -1,0 +1,392 @@
+// The operations of src/model/cuda_layer_cuda.cpp.
+#include <algorithm>
+
+#include "bench/operations.hpp"
+#include "kernels/copy/copy_cuda.hpp"
+#include "kernels/embedding/embedding_cuda.hpp"
+#include "kernels/formats/mxfp8_cuda.hpp"
+#include "kernels/formats/nvfp4_cuda.hpp"
+#include "kernels/logprob/logprob_cuda.hpp"
+#include "kernels/moe/moe_cuda.hpp"
+#include "kernels/rmsnorm/rmsnorm_cuda.hpp"
+#include "kernels/rope/rope_cuda.hpp"
+#include "kernels/router/router_cuda.hpp"
+#include "kernels/sampler/sampler_cuda.hpp"
+#include "kernels/swiglu/swiglu_cuda.hpp"
+
+namespace accord::bench {
+
+namespace cuda = kernels::cuda;
+
+namespace {
+
+constexpr float kEps = 1e-6F;
+constexpr int64_t kWeightTables = 4;
+constexpr int64_t kLogitsElements = int64_t{1} << 27;  // of the trainer's chunk
+constexpr int64_t kMaxHeadRows = 4096;
+
+double d(int64_t x) { return static_cast<double>(x); }
+
+class Forward {
+ public:
+  Forward(const Run& run, Table& table)
+      : bench_(run.bench),
+        config_(run.config),
+        phase_(run.phase),
+        index_(run.format),
+        format_(kFormats[run.format]),
+        s_(run.config, run.phase),
+        keep_(!run.phase.decode),
+        table_(table),
+        batch_(run.bench.gpu(), run.config, run.phase) {}
+
+  void layer() {
+    norm("norm, quantized", s_.rows, true);
+    expand("expand norm", s_.rows, s_.hidden);
+    projection("q", s_.q_width, s_.hidden);
+    projection("k", s_.kv_width, s_.hidden);
+    projection("v", s_.kv_width, s_.hidden);
+    if (config_.qk_norm) {
+      norm_rows("q norm", s_.rows * s_.heads, s_.head_dim);
+      norm_rows("k norm", s_.rows * s_.kv_heads, s_.head_dim);
+    }
+    rope();
+    cache_values();
+    attention();
+    quantize("quantize attention", s_.rows, s_.q_width);
+    expand("expand attention", s_.rows, s_.q_width);
+    projection("o", s_.hidden, s_.q_width);
+    add("add");
+    if (s_.moe) {
+      experts();
+      return;
+    }
+    norm("second norm, quantized", s_.rows, true);
+    expand("expand second norm", s_.rows, s_.hidden);
+    projection("gate", s_.width, s_.hidden);
+    projection("up", s_.width, s_.hidden);
+    swiglu();
+    expand("expand swiglu", s_.rows, s_.width);
+    projection("down", s_.hidden, s_.width);
+    add("second add");
+  }
+
+  void head(int64_t rows) {
+    const int64_t values = rows * s_.hidden;
+    report("embedding", "embedding rows", {2 * d(values), 2 * d(values), 0}, [&] {
+      cuda::embed_rows(bench_.bf16(s_.vocab * s_.hidden), batch_.tokens.as<int32_t>(), rows,
+                       out_bf16(rows, s_.hidden), bench_.stream());
+    });
+    report("moe", "gather rows", {2 * d(values), 2 * d(values), 0}, [&] {
+      cuda::gather_rows(in(s_.rows, s_.hidden), batch_.row_ids.as<int32_t>(), out_bf16(rows, s_.hidden),
+                        bench_.stream());
+    });
+    norm("final norm", rows, false);
+    product("LM head", WeightFormat::kBF16, rows, s_.vocab, s_.hidden, /*bf16=*/false);
+    const double logits = 4 * d(rows * s_.vocab);
+    if (phase_.decode) {
+      const Memory requests =
+          bench_.gpu().upload(std::vector<cuda::DrawRequest>(static_cast<size_t>(rows), {.random = 1}));
+      report("sampler", "draw", {logits, 0, 0}, [&] {
+        cuda::draw_tokens(matrix_view(bench_.f32(rows * s_.vocab), rows, s_.vocab),
+                          requests.as<cuda::DrawRequest>(), bench_.out<cuda::DrawResult>(rows),
+                          bench_.stream());
+      });
+      return;
+    }
+    const Memory ones = bench_.gpu().upload(std::vector<float>(static_cast<size_t>(rows), 1.0F));
+    report("logprob", "log-probability", {logits, 0, 0}, [&] {
+      cuda::token_logprobs(matrix_view(bench_.f32(rows * s_.vocab), rows, s_.vocab), ones.as<float>(),
+                           batch_.tokens.as<int32_t>(), bench_.out<float>(rows), bench_.out<float>(rows),
+                           bench_.stream());
+    });
+  }
+
+ private:
+  bool quantized() const { return format_ != WeightFormat::kBF16; }
+  double quantized_bytes(int64_t values) const { return weight_bytes(format_, d(values)); }
+
+  MatrixView in(int64_t rows, int64_t cols) { return matrix_view(bench_.bf16(rows * cols), rows, cols); }
+  MatrixView out_bf16(int64_t rows, int64_t cols) {
+    return matrix_view(bench_.out<BF16>(rows * cols), rows, cols);
+  }
+
+  void report(const std::string& op, const std::string& name, const Work& work,
+              const std::function<void()>& launch) {
+    if (table_.wants(op)) table_.add(index_, op, name, work, bench_.seconds(launch));
+  }
+  void absent(const std::string& name) { table_.add_none(index_, name); }
+
+  struct Codes {
+    uint8_t* q;
+    uint8_t* scales;
+    float* outer;
+  };
+  Codes codes(int64_t rows, int64_t cols) {
+    return {bench_.out<uint8_t>(rows * cols), bench_.out<uint8_t>(rows * cols / formats::kNvfp4Block),
+            bench_.out<float>(rows)};
+  }
+
+  // fuse: with the quantizer of this format, when it has one.
+  void norm(const std::string& name, int64_t rows, bool fuse) {
+    const double values = d(rows * s_.hidden);
+    const bool fused = fuse && quantized();
+    const bool writes = keep_ || !fused;
+    const Work work{2 * values, (writes ? 2 * values : 0) + (fused ? quantized_bytes(rows * s_.hidden) : 0),
+                    0};
+    report("rmsnorm", name, work, [&] {
+      const MatrixView x = in(rows, s_.hidden);
+      MatrixView y = out_bf16(rows, s_.hidden);
+      if (!writes) y.data = nullptr;
+      const BF16* const weight = bench_.bf16(s_.hidden);
+      auto* const inv_rms = bench_.out<float>(rows);
+      const Codes c = codes(rows, s_.hidden);
+      if (!fused) {
+        cuda::rms_norm(x, weight, kEps, y, inv_rms, bench_.stream());
+      } else if (format_ == WeightFormat::kMXFP8) {
+        cuda::rms_norm_mxfp8(x, weight, kEps, y, inv_rms, c.q, c.scales, bench_.stream());
+      } else {
+        cuda::rms_norm_nvfp4(x, weight, kEps, y, inv_rms, {c.q, c.scales, c.outer}, FourOverSix::kNone, 448,
+                             bench_.stream());
+      }
+    });
+  }
+
+  void norm_rows(const std::string& name, int64_t rows, int64_t cols) {
+    const double values = d(rows * cols);
+    report("rmsnorm", name, {2 * values, 2 * values + 4 * d(rows), 0}, [&] {
+      cuda::rms_norm(in(rows, cols), bench_.bf16(cols), kEps, out_bf16(rows, cols), bench_.out<float>(rows),
+                     bench_.stream());
+    });
+  }
+
+  void swiglu() {
+    const int64_t rows = s_.sorted;
+    const double values = d(rows * s_.width);
+    const bool writes = keep_ || !quantized();
+    const Work work{4 * values,
+                    (writes ? 2 * values : 0) + (quantized() ? quantized_bytes(rows * s_.width) : 0), 0};
+    report("swiglu", "swiglu, quantized", work, [&] {
+      const MatrixView gate = in(rows, s_.width);
+      const MatrixView up = in(rows, s_.width);
+      MatrixView y = out_bf16(rows, s_.width);
+      if (!writes) y.data = nullptr;
+      const Codes c = codes(rows, s_.width);
+      if (!quantized()) {
+        cuda::swiglu(gate, up, y, bench_.stream());
+      } else if (format_ == WeightFormat::kMXFP8) {
+        cuda::swiglu_mxfp8(gate, up, y, c.q, c.scales, bench_.stream());
+      } else {
+        cuda::swiglu_nvfp4(gate, up, y, {c.q, c.scales, c.outer}, FourOverSix::kNone, 448, bench_.stream());
+      }
+    });
+  }
+
+  void quantize(const std::string& name, int64_t rows, int64_t cols) {
+    if (!quantized()) {
+      absent(name);
+      return;
+    }
+    report("formats", name, {2 * d(rows * cols), quantized_bytes(rows * cols), 0}, [&] {
+      const MatrixView x = in(rows, cols);
+      const Codes c = codes(rows, cols);
+      if (format_ == WeightFormat::kMXFP8) {
+        formats::cuda::quantize_mxfp8_rows(x, c.q, c.scales, formats::Element::kE4M3, bench_.stream());
+      } else {
+        formats::Nvfp4Options options;
+        options.scope = formats::Nvfp4Scope::kToken;
+        formats::cuda::quantize_nvfp4(x, options, {c.q, c.scales, c.outer}, nullptr, nullptr,
+                                      bench_.stream());
+      }
+    });
+  }
+
+  void expand(const std::string& name, int64_t rows, int64_t cols) {
+    if (!quantized()) {
+      absent(name);
+      return;
+    }
+    report("gemm", name, {quantized_bytes(rows * cols), 2 * d(rows * cols), 0}, [&] {
+      const cuda::GemmWeight w = bench_.weight(format_, rows, cols);
+      const auto* const q = static_cast<const uint8_t*>(w.data);
+      auto* const y = bench_.out<BF16>(rows * cols);
+      if (format_ == WeightFormat::kMXFP8) {
+        cuda::expand_mxfp8(q, w.scales, rows, cols, false, false, y, cols, bench_.stream());
+      } else {
+        cuda::expand_nvfp4(q, w.scales, nullptr, false, 448, rows, cols, y, cols, bench_.stream());
+      }
+    });
+  }
+
+  cuda::GemmForward product_of(WeightFormat format, int64_t rows, int64_t n, int64_t k, bool bf16) {
+    cuda::GemmForward g;
+    g.format = format;
+    g.m = rows;
+    g.n = n;
+    g.k = k;
+    g.lda = k;
+    g.c = {nullptr, n, bf16, false};
+    return g;
+  }
+
+  void product(const std::string& name, WeightFormat format, int64_t rows, int64_t n, int64_t k, bool bf16) {
+    cuda::GemmForward g = product_of(format, rows, n, k, bf16);
+    const Work work{weight_bytes(format, d(n * k)) + 2 * d(rows * k), (bf16 ? 2 : 4) * d(rows * n),
+                    2 * d(rows) * d(n) * d(k)};
+    report("gemm", name, work, [&] {
+      g.a = bench_.bf16(rows * k);
+      g.a_outer = format == WeightFormat::kNVFP4 ? bench_.f32(rows) : nullptr;
+      g.b = bench_.weight(format, n, k);
+      g.c.data = bench_.room((bf16 ? 2 : 4) * rows * n);
+      cuda::gemm_forward(g, bench_.stream());
+    });
+  }
+  void projection(const std::string& name, int64_t n, int64_t k) {
+    product(name, format_, s_.rows, n, k, true);
+  }
+
+  void rope() {
+    const int64_t half = s_.head_dim / 2;
+    const int64_t positions = phase_.length;
+    const auto turn = [&](const std::string& name, int64_t width, const int32_t* to_rows) {
+      const double values = d(s_.rows * width);
+      report("rope", name, {2 * values, 2 * values, 0}, [&] {
+        const float* const angles = bench_.f32(positions * half);
+        cuda::apply_rope(in(s_.rows, width), batch_.positions.as<int32_t>(), {angles, angles, half},
+                         out_bf16(to_rows == nullptr ? s_.rows : phase_.cache_rows(), width), to_rows,
+                         bench_.stream());
+      });
+    };
+    turn("rotary q", s_.q_width, nullptr);
+    turn("rotary k, into the cache", s_.kv_width, batch_.rows.as<int32_t>());
+  }
+
+  void cache_values() {
+    const double values = d(s_.rows * s_.kv_width);
+    report("copy", "v into the cache", {2 * values, 2 * values, 0}, [&] {
+      cuda::scatter_rows(in(s_.rows, s_.kv_width), batch_.rows.as<int32_t>(),
+                         out_bf16(phase_.cache_rows(), s_.kv_width), bench_.stream());
+    });
+  }
+
+  void attention() {
+    cuda::AttentionForward a;
+    a.dims = attention_dims(config_);
+    a.q_stride = a.out_stride = s_.q_width;
+    a.k_stride = a.v_stride = s_.kv_width;
+    a.pages = batch_.pages.as<int32_t>();
+    a.tiles = batch_.tiles.as<cuda::AttentionTile>();
+    a.num_tiles = batch_.num_tiles;
+    a.num_rows = s_.rows;
+    a.few_rows = phase_.decode;
+    a.max_splits = batch_.max_splits;
+    const int64_t cache = phase_.cache_rows() * s_.kv_width;
+    Memory partials;
+    if (a.max_splits > 1) {
+      a.positions = batch_.positions.as<int32_t>();
+      partials = must(Memory::allocate(
+          bench_.gpu().device(),
+          static_cast<size_t>(cuda::attention_partials_bytes(a.dims, s_.rows, a.max_splits))));
+      a.partials = partials.data();
+    }
+    const double pairs = phase_.decode ? d(s_.rows * phase_.length) : d(s_.rows) * d(phase_.length + 1) / 2;
+    const double rows = 2 * d(s_.rows * s_.q_width);
+    report("attention", "attention", {4 * d(cache) + rows, rows, 4 * pairs * d(s_.q_width)}, [&] {
+      a.q = bench_.bf16(s_.rows * s_.q_width);
+      a.k = bench_.bf16(cache);
+      a.v = bench_.bf16(cache);
+      a.out = bench_.out<BF16>(s_.rows * s_.q_width);
+      a.lse = bench_.out<float>(s_.rows * s_.heads);
+      cuda::attention_forward(a, bench_.stream());
+    });
+  }
+
+  void add(const std::string& name) {
+    const double values = d(s_.rows * s_.hidden);
+    report("embedding", name, {4 * values, 2 * values, 0}, [&] {
+      cuda::add_rows(in(s_.rows, s_.hidden), in(s_.rows, s_.hidden), out_bf16(s_.rows, s_.hidden),
+                     bench_.stream());
+    });
+  }
+
+  void experts() {
+    const Routed routed(bench_, config_, s_);
+    const int64_t hidden = s_.hidden;
+    norm("second norm", s_.rows, false);
+    product("router", WeightFormat::kBF16, s_.rows, s_.experts, hidden, false);
+    const double scores = 4 * d(s_.rows * s_.experts);
+    const double ids = 4 * d(s_.sorted);
+    report("router", "route", {scores, scores + 2 * ids, 0}, [&] {
+      auto* const out = bench_.out<float>(s_.rows * s_.experts);
+      cuda::route(routed.rule, bench_.f32(s_.rows * s_.experts), s_.rows, nullptr, false, out,
+                  bench_.out<int32_t>(s_.sorted), bench_.out<float>(s_.sorted), bench_.stream());
+    });
+    report("moe", "sort by expert", {ids, 3 * ids, 0}, [&] {
+      cuda::sort_by_expert(routed.ids.as<int32_t>(), s_.sorted, s_.experts, s_.slots,
+                           {bench_.out<int32_t>(s_.experts + 1), bench_.out<int32_t>(s_.sorted),
+                            bench_.out<int32_t>(s_.sorted), bench_.out<int32_t>(s_.sorted)},
+                           routed.scratch.as<int32_t>(), bench_.stream());
+    });
+    report("gemm", "list of tiles", {4 * d(s_.experts + 1), 12 * d(routed.groups.max_tiles), 0}, [&] {
+      cuda::build_group_tiles(routed.offsets.as<int32_t>(), static_cast<int32_t>(s_.experts),
+                              routed.groups.tile_rows, bench_.out<cuda::GroupTile>(routed.groups.max_tiles),
+                              bench_.out<int32_t>(1), bench_.stream());
+    });
+    quantize("quantize second norm", s_.rows, hidden);
+    expand("expand second norm", s_.rows, hidden);
+    grouped("experts' gate", routed, s_.width, hidden, true);
+    grouped("experts' up", routed, s_.width, hidden, true);
+    swiglu();
+    expand("expand swiglu", s_.sorted, s_.width);
+    grouped("experts' down", routed, hidden, s_.width, false);
+    const double values = d(s_.rows * hidden);
+    report("moe", "combine", {2 * values + 2 * d(s_.sorted * hidden), 2 * values, 0}, [&] {
+      cuda::combine_experts(in(s_.rows, hidden), in(s_.sorted, hidden), routed.weights.as<float>(),
+                            routed.slot_rows.as<int32_t>(), s_.slots, out_bf16(s_.rows, hidden),
+                            bench_.stream());
+    });
+  }
+
+  void grouped(const std::string& name, const Routed& routed, int64_t n, int64_t k, bool gather) {
+    std::vector<cuda::GemmWeight> entries;
+    for (int64_t i = 0; i < kWeightTables * s_.experts; ++i) entries.push_back(bench_.weight(format_, n, k));
+    const Memory table = bench_.gpu().upload(entries);
+    cuda::GemmGroups groups = routed.groups;
+    groups.gather = gather ? routed.tokens.as<int32_t>() : nullptr;
+    cuda::GemmForward g = product_of(format_, s_.sorted, n, k, true);
+    g.groups = &groups;
+    const int64_t inputs = gather ? s_.rows : s_.sorted;
+    const Work work{weight_bytes(format_, d(routed.used_experts * n * k)) + 2 * d(inputs * k),
+                    2 * d(s_.sorted * n), 2 * d(s_.sorted) * d(n) * d(k)};
+    int64_t turn = 0;
+    report("gemm", name, work, [&] {
+      groups.experts = table.as<cuda::GemmWeight>() + turn++ % kWeightTables * s_.experts;
+      g.a = bench_.bf16(inputs * k);
+      g.a_outer = format_ == WeightFormat::kNVFP4 ? bench_.f32(inputs) : nullptr;
+      g.c.data = bench_.out<BF16>(s_.sorted * n);
+      cuda::gemm_forward(g, bench_.stream());
+    });
+  }
+
+  DeviceBench& bench_;
+  const ModelConfig& config_;
+  const Phase phase_;
+  const size_t index_;
+  const WeightFormat format_;
+  const Sizes s_;
+  const bool keep_;
+  Table& table_;
+  const DeviceBatch batch_;
+};
+
+}  // namespace
+
+int64_t head_rows(const Run& run) {
+  if (run.phase.decode) return run.phase.rows;
+  return std::min({kLogitsElements / run.config.vocab_size, kMaxHeadRows, run.phase.rows});
+}
+
+void forward_operations(const Run& run, Table& table) { Forward(run, table).layer(); }
+void head_operations(const Run& run, Table& table) { Forward(run, table).head(head_rows(run)); }
+
+}  // namespace accord::bench

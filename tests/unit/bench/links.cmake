@@ -1,0 +1,1 @@
+target_link_libraries(test_bench PRIVATE nlohmann_json::nlohmann_json)
