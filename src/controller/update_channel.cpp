@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "weights/spans.hpp"
+
 namespace accord::controller {
 namespace {
 
@@ -32,8 +34,10 @@ StatusOr<std::unique_ptr<DeviceUpdates>> DeviceUpdates::create(const WeightManif
   std::unique_ptr<DeviceUpdates> updates(new DeviceUpdates(device));
   ACCORD_RETURN_IF_ERROR(device.make_current());
   ACCORD_ASSIGN_OR_RETURN(updates->stream_, Stream::create(device));
-  ACCORD_ASSIGN_OR_RETURN(updates->digest_,
-                          weights::DeviceDigest::create(manifest, device, {.pass_bytes = kDeviceChunkBytes}));
+  ACCORD_ASSIGN_OR_RETURN(
+      updates->digest_,
+      weights::DeviceDigest::create(
+          manifest, device, {.pass_bytes = kDeviceChunkBytes, .first_byte = weights::first_sent(manifest)}));
   return updates;
 }
 
@@ -57,8 +61,8 @@ weights::UpdateChannel DeviceUpdates::channel(Communicator& group, Deadline dead
 
 Status DeviceUpdates::Digest::begin(const std::byte* staging) { return updates_.digest_->begin(staging); }
 
-Status DeviceUpdates::Digest::arrived(int64_t end) {
-  return updates_.digest_->advance(end, updates_.stream_);
+Status DeviceUpdates::Digest::arrived(int64_t count) {
+  return updates_.digest_->advance(count, updates_.stream_);
 }
 
 StatusOr<std::vector<std::string>> DeviceUpdates::Digest::digests() {

@@ -40,7 +40,7 @@ class DeviceUpdates {
     Digest(DeviceUpdates& updates, Communicator& group, Deadline deadline)
         : updates_(updates), collectives_(*group.device_collectives()), deadline_(deadline) {}
     Status begin(const std::byte* staging) override;
-    Status arrived(int64_t end) override;
+    Status arrived(int64_t count) override;
     StatusOr<std::vector<std::string>> digests() override;
 
    private:

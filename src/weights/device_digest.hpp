@@ -19,6 +19,8 @@ struct DeviceDigestOptions {
   // Bytes of an arena that are digested in one go: the least that must have arrived, and 16 times the
   // scratch.
   int64_t pass_bytes = int64_t{256} << 20;
+  // The byte that arrives first, a tensor's first (spans.hpp); those before it come after the arena's last.
+  int64_t first_byte = 0;
 };
 
 class DeviceDigest {
@@ -28,11 +30,11 @@ class DeviceDigest {
                                                         const DeviceDigestOptions& options = {});
   virtual ~DeviceDigest() = default;
 
-  // Starts on an arena of the device (256-byte aligned), whose bytes arrive in ascending order. An earlier
-  // one's work must be done.
+  // Starts on an arena of the device (256-byte aligned), whose bytes arrive in ascending order from
+  // first_byte. An earlier one's work must be done.
   virtual Status begin(const std::byte* arena) = 0;
-  // The bytes before `end` are there when what is in `arrival` now is done. Works on a stream of its own.
-  virtual Status advance(int64_t end, const Stream& arrival) = 0;
+  // The first `count` bytes are there when what is in `arrival` now is done. Works on a stream of its own.
+  virtual Status advance(int64_t count, const Stream& arrival) = 0;
   // As advance, for all bytes, and the end of all digests.
   virtual Status end(const Stream& arrival) = 0;
   // Where the work is. After end() it must be waited for before digests() is called.

@@ -21,7 +21,7 @@ using cuda::DigestInput;
 constexpr int64_t kBlocksPerPiece = 64;
 
 struct Pass {
-  int64_t arena_end = 0;  // bytes that must be there
+  int64_t needed = 0;  // bytes that must have arrived
   size_t first_piece = 0, num_pieces = 0;
   size_t first_run = 0, num_runs = 0;
   int64_t num_blocks = 0;
@@ -63,14 +63,15 @@ class CudaDigest final : public DeviceDigest {
   Status prepare(const DeviceDigestOptions& options);
 
   Status begin(const std::byte* arena) override;
-  Status advance(int64_t end, const Stream& arrival) override;
+  Status advance(int64_t count, const Stream& arrival) override;
   Status end(const Stream& arrival) override;
   const Stream& stream() const override { return stream_; }
   std::vector<std::string> digests() const override;
 
  private:
   void plan(const DeviceDigestOptions& options);
-  void add_blocks(int32_t index, int64_t pass_bytes);
+  void add_tensor(size_t tensor);
+  void add_blocks(int32_t index, const DeviceDigestOptions& options);
   Status follow(const Stream& arrival);
   void run(const Pass& pass);
   template <class T>
@@ -91,31 +92,37 @@ class CudaDigest final : public DeviceDigest {
   size_t next_pass_ = 0;
 };
 
+void CudaDigest::add_tensor(size_t tensor) {
+  DigestInput input = input_of(manifest_.entries[tensor]);
+  if (input.length <= xxh3::kLongestShort) {
+    input.short_slot = num_short_++;
+  }
+  tensors_.push_back(static_cast<int32_t>(tensor));
+  inputs_.push_back(input);
+}
+
 void CudaDigest::plan(const DeviceDigestOptions& options) {
-  for (size_t i = 0; i < manifest_.entries.size(); ++i) {
-    if (!options.chosen.empty() && !options.chosen[i]) {
-      continue;
+  for (const bool before_first : {false, true}) {  // in the order of arrival
+    for (size_t i = 0; i < manifest_.entries.size(); ++i) {
+      const bool chosen = options.chosen.empty() || options.chosen[i];
+      if (chosen && (manifest_.entries[i].data_offset < options.first_byte) == before_first) {
+        add_tensor(i);
+      }
     }
-    DigestInput input = input_of(manifest_.entries[i]);
-    if (input.length <= xxh3::kLongestShort) {
-      input.short_slot = num_short_++;
-    }
-    tensors_.push_back(static_cast<int32_t>(i));
-    inputs_.push_back(input);
   }
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (inputs_[i].short_slot < 0) {
-      add_blocks(static_cast<int32_t>(i), options.pass_bytes);
+      add_blocks(static_cast<int32_t>(i), options);
     }
   }
 }
 
 // The input's blocks, into the last pass until its bytes are full, then into new ones.
-void CudaDigest::add_blocks(int32_t index, int64_t pass_bytes) {
+void CudaDigest::add_blocks(int32_t index, const DeviceDigestOptions& options) {
   const DigestInput& input = inputs_[static_cast<size_t>(index)];
   const int64_t total = xxh3::num_full_blocks(input.length);
   for (int64_t first = 0; first < total;) {
-    const int64_t pass_blocks = std::max<int64_t>(pass_bytes / xxh3::kBlock, 1);
+    const int64_t pass_blocks = std::max<int64_t>(options.pass_bytes / xxh3::kBlock, 1);
     if (passes_.empty() || passes_.back().num_blocks >= pass_blocks) {
       passes_.push_back({.first_piece = pieces_.size(), .first_run = runs_.size()});
     }
@@ -130,7 +137,9 @@ void CudaDigest::add_blocks(int32_t index, int64_t pass_bytes) {
     }
     first += count;
     pass.num_blocks += count;
-    pass.arena_end = std::max(pass.arena_end, arena_end_of(input, first * xxh3::kBlock - 1));
+    const int64_t end = arena_end_of(input, first * xxh3::kBlock - 1);
+    const bool goes_round = end <= options.first_byte;
+    pass.needed = std::max(pass.needed, end - options.first_byte + (goes_round ? manifest_.arena_bytes : 0));
   }
 }
 
@@ -183,12 +192,12 @@ void CudaDigest::run(const Pass& pass) {
                      sums_.as<uint64_t>(), states_.as<uint64_t>(), stream_.handle());
 }
 
-Status CudaDigest::advance(int64_t end, const Stream& arrival) {
-  if (next_pass_ == passes_.size() || passes_[next_pass_].arena_end > end) {
+Status CudaDigest::advance(int64_t count, const Stream& arrival) {
+  if (next_pass_ == passes_.size() || passes_[next_pass_].needed > count) {
     return absl::OkStatus();
   }
   ACCORD_RETURN_IF_ERROR(follow(arrival));
-  for (; next_pass_ < passes_.size() && passes_[next_pass_].arena_end <= end; ++next_pass_) {
+  for (; next_pass_ < passes_.size() && passes_[next_pass_].needed <= count; ++next_pass_) {
     run(passes_[next_pass_]);
   }
   return absl::OkStatus();

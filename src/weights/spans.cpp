@@ -34,4 +34,32 @@ std::vector<ArenaSpan> chunks_of(std::span<const ArenaSpan> spans, int64_t chunk
   return chunks;
 }
 
+int64_t first_sent(const WeightManifest& manifest) {
+  ArenaSpan largest;
+  for (size_t i = 0; i < manifest.entries.size(); ++i) {
+    const ArenaSpan span = tensor_span(manifest, i);
+    if (span.end - span.begin >= largest.end - largest.begin) {
+      largest = span;
+    }
+  }
+  return largest.begin;
+}
+
+std::vector<ArenaSpan> chunks_from(int64_t first, std::span<const ArenaSpan> spans, int64_t chunk_bytes) {
+  std::vector<ArenaSpan> before;
+  std::vector<ArenaSpan> after;
+  for (const ArenaSpan& span : spans) {
+    if (span.begin < first) {
+      before.push_back({span.begin, std::min(span.end, first), span.owner});
+    }
+    if (span.end > first) {
+      after.push_back({std::max(span.begin, first), span.end, span.owner});
+    }
+  }
+  std::vector<ArenaSpan> chunks = chunks_of(after, chunk_bytes);
+  const std::vector<ArenaSpan> rest = chunks_of(before, chunk_bytes);
+  chunks.insert(chunks.end(), rest.begin(), rest.end());
+  return chunks;
+}
+
 }  // namespace accord::weights

@@ -24,4 +24,10 @@ std::vector<ArenaSpan> arena_spans(const WeightManifest& manifest, std::span<con
 // The same bytes in the same order, no piece longer than `chunk_bytes`.
 std::vector<ArenaSpan> chunks_of(std::span<const ArenaSpan> spans, int64_t chunk_bytes);
 
+// Where an update begins: at the largest tensor, the last of equal ones. A digest has an order, so that of
+// the largest takes longest and must not come last. The bytes before it follow those at the arena's end.
+int64_t first_sent(const WeightManifest& manifest);
+// chunks_of in that order; none reaches across `first`.
+std::vector<ArenaSpan> chunks_from(int64_t first, std::span<const ArenaSpan> spans, int64_t chunk_bytes);
+
 }  // namespace accord::weights

@@ -89,19 +89,22 @@ std::string difference(const Offer& offer, const Offer& expected) {
 
 // Every byte of the arena from the rank that owns it, in chunks. `place` says where a chunk goes to, or comes
 // from on its owner.
-// After each chunk `arrived` (may be empty) learns up to where the arena is there.
+// After each chunk `arrived` (may be empty) learns how many bytes, from first_sent() on, are there.
 Status transfer(const WeightManifest& manifest, std::span<const int32_t> owners, int64_t chunk_bytes,
                 const UpdateChannel& channel, const std::function<std::byte*(const ArenaSpan&)>& place,
-                const std::function<Status(int64_t end)>& arrived) {
+                const std::function<Status(int64_t count)>& arrived) {
   const auto& broadcast = channel.broadcast_content ? channel.broadcast_content : channel.broadcast;
-  for (const ArenaSpan& chunk : chunks_of(arena_spans(manifest, owners), chunk_bytes)) {
+  int64_t count = 0;
+  for (const ArenaSpan& chunk :
+       chunks_from(first_sent(manifest), arena_spans(manifest, owners), chunk_bytes)) {
     const Status status = broadcast(place(chunk), chunk.end - chunk.begin, chunk.owner);
     if (!status.ok()) {
       return annotate(status, fmt::format("weight bytes {} to {} of {} from sender {}", chunk.begin,
                                           chunk.end, manifest.arena_bytes, chunk.owner));
     }
     if (arrived) {
-      ACCORD_RETURN_IF_ERROR(arrived(chunk.end));
+      count += chunk.end - chunk.begin;
+      ACCORD_RETURN_IF_ERROR(arrived(count));
     }
   }
   return channel.content_done ? channel.content_done() : absl::OkStatus();
@@ -276,7 +279,7 @@ StatusOr<Vote> UpdateReceiver::receive_content(std::byte* staging, std::span<con
   std::function<Status(int64_t)> arrived;
   if (digest != nullptr) {
     ACCORD_RETURN_IF_ERROR(digest->begin(staging));
-    arrived = [digest](int64_t end) { return digest->arrived(end); };
+    arrived = [digest](int64_t count) { return digest->arrived(count); };
   }
   ACCORD_RETURN_IF_ERROR(transfer(
       manifest_, owners, options.chunk_bytes, channel,

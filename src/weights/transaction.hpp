@@ -50,8 +50,9 @@ class StagingDigest {
  public:
   virtual ~StagingDigest() = default;
   virtual Status begin(const std::byte* staging) = 0;
-  // All bytes before `end` have come, or come before what the channel does next.
-  virtual Status arrived(int64_t end) = 0;
+  // The first `count` bytes, in the order of chunks_from (spans.hpp), have come, or come before what the
+  // channel does next.
+  virtual Status arrived(int64_t count) = 0;
   // Of all tensors, manifest order.
   virtual StatusOr<std::vector<std::string>> digests() = 0;
 };

@@ -8,6 +8,7 @@
 #include "gpu.hpp"
 #include "support/catch.hpp"
 #include "weights/device_digest.hpp"
+#include "weights/spans.hpp"
 
 using namespace accord;
 using gpu_test::Gpu;
@@ -57,18 +58,30 @@ TEST_CASE("digests of an arena on the device are those of the host") {
   ThreadPool pool(1);
   const std::vector<std::string> expected =
       weights::per_tensor_digests(manifest, reinterpret_cast<const std::byte*>(bytes.data()), pool);
-  const Memory arena = gpu->upload(bytes);
-  gpu->synchronize();
-  for (const int64_t pass_bytes : {int64_t{1}, int64_t{5000}, int64_t{1} << 20, int64_t{256} << 20}) {
+  const Memory arena = gpu->allocate(bytes.size());
+  const std::vector<int32_t> owners(manifest.entries.size());
+  const std::vector<weights::ArenaSpan> spans = weights::arena_spans(manifest, owners);
+  const int64_t largest = weights::first_sent(manifest);
+  REQUIRE(largest > 0);
+  for (const auto& [pass_bytes, first] : std::vector<std::pair<int64_t, int64_t>>{
+           {5000, 0}, {5000, largest}, {1 << 20, largest}, {256 << 20, 0}}) {
     CAPTURE(pass_bytes);
-    if (pass_bytes == 1 && manifest.arena_bytes > (int64_t{1} << 24)) continue;
-    const auto digest =
-        must(weights::DeviceDigest::create(manifest, gpu->device(), {.pass_bytes = pass_bytes}));
+    CAPTURE(first);
+    const auto digest = must(weights::DeviceDigest::create(manifest, gpu->device(),
+                                                           {.pass_bytes = pass_bytes, .first_byte = first}));
     // Twice: nothing is left over from the first time.
     for (const int64_t step : {int64_t{100000}, manifest.arena_bytes}) {
+      must(gpu->stream().fill(arena.data(), 0xee, bytes.size()));  // what is read too early is wrong
       must(digest->begin(arena.as<std::byte>()));
-      for (int64_t end = step; end < manifest.arena_bytes; end += step)
-        must(digest->advance(end, gpu->stream()));
+      int64_t count = 0;
+      for (const weights::ArenaSpan& chunk : weights::chunks_from(first, spans, step)) {
+        const int64_t length = chunk.end - chunk.begin;
+        must(gpu->stream().copy(arena.as<uint8_t>() + chunk.begin, bytes.data() + chunk.begin,
+                                static_cast<size_t>(length)));
+        count += length;
+        must(digest->advance(count, gpu->stream()));
+      }
+      CHECK(count == manifest.arena_bytes);
       must(digest->end(gpu->stream()));
       must(digest->stream().synchronize());
       const std::vector<std::string> found = digest->digests();
