@@ -5,6 +5,8 @@
 //
 //   unit u of a row belongs to thread u % threads, and is that thread's (u / threads)-th.
 //   RMSNorm sums in sixteen-lane order (kernels/cuda/lanes.cuh), so its bits are the CPU's.
+#include <bit>
+
 #include "kernels/cuda/lanes.cuh"
 #include "kernels/formats/four_over_six.cuh"
 #include "kernels/math/exp_log.hpp"
@@ -40,6 +42,7 @@ struct RowShape {
   int64_t rows = 0;
   int64_t cols = 0;
   int threads = 0;  // a power of two
+  int shift = 0;    // its logarithm
 };
 
 constexpr int kUnit = 16;
@@ -106,7 +109,12 @@ __device__ inline void multiply_gate(Block16<T>& gate, const Block16<T>& up) {
 
 // The largest of `m` over a row's threads. Every thread of the block calls it.
 __device__ inline float row_max(float m, int threads, float* shared) {
-  m = lane_max(m, threads < kWarp ? threads : kWarp);
+#pragma unroll
+  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
+    if (offset < threads) {
+      m = fmaxf(m, __shfl_xor_sync(kFullMask, m, offset));
+    }
+  }
   if (threads > kWarp) {
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
     if (threadIdx.x % kWarp == 0) {
@@ -131,21 +139,20 @@ __global__ void __launch_bounds__(kMaxRowThreads, row_blocks<T, kUnits>)
     row_kernel(RowInput<T> in, RowOutput<T> out, RowShape shape) {
   __shared__ float shared[kRowThreads / 4 * kSumLanes];  // sums of a block's rows, or a maximum a warp
   const int threads = shape.threads;
-  const int group = static_cast<int>(threadIdx.x) / threads;
-  const int t = static_cast<int>(threadIdx.x) % threads;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * (static_cast<int>(blockDim.x) / threads) + group;
+  const int group = static_cast<int>(threadIdx.x) >> shape.shift;
+  const int t = static_cast<int>(threadIdx.x) & (threads - 1);
+  const int64_t row =
+      static_cast<int64_t>(blockIdx.x) * (static_cast<int>(blockDim.x) >> shape.shift) + group;
   const bool active = row < shape.rows;
   const int units = static_cast<int>(shape.cols / kUnit);
   const T* x = in.x + (active ? row : 0) * in.x_stride;
 
+  // Beyond the row, the last unit again: it changes no maximum and is not stored.
+  const auto unit_at = [&](int j) { return min(j * threads + t, units - 1); };
   Block16<T> block[kUnits];
 #pragma unroll
   for (int j = 0; j < kUnits; ++j) {
-    const int u = j * threads + t;
-    block[j] = {};
-    if (active && u < units) {
-      block[j] = load_block<T, true>(x + u * kUnit);
-    }
+    block[j] = load_block<T, true>(x + unit_at(j) * kUnit);
   }
 
   if constexpr (kSource == Source::kRmsNorm) {
@@ -160,10 +167,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, row_blocks<T, kUnits>)
     }
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
-      const int u = j * threads + t;
-      if (u < units) {
-        normalize(block[j], load_block<BF16, true>(in.weight + u * kUnit), inv);
-      }
+      normalize(block[j], load_block<BF16, true>(in.weight + unit_at(j) * kUnit), inv);
     }
     __syncthreads();  // `shared` is free again
   }
@@ -171,10 +175,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, row_blocks<T, kUnits>)
     const T* up = in.up + (active ? row : 0) * in.up_stride;
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
-      const int u = j * threads + t;
-      if (active && u < units) {
-        multiply_gate(block[j], load_block<T, true>(up + u * kUnit));
-      }
+      multiply_gate(block[j], load_block<T, true>(up + unit_at(j) * kUnit));
     }
   }
   if (kSource != Source::kRead && out.y != nullptr && active) {
@@ -228,32 +229,40 @@ __global__ void __launch_bounds__(kMaxRowThreads, row_blocks<T, kUnits>)
       amax = fmaxf(amax, block_amax[j]);
     }
     amax = row_max(amax, threads, shared);
-    const formats::OuterScale outer = formats::make_outer_scale(amax, out.range);
+    const BlockScope<kFourOverSix> scope(formats::make_outer_scale(amax, out.range), threads >= kWarp);
     if (active && t == 0) {
       out.amax[row] = amax;
     }
-    const auto store = [&](const Block16<T>& b, float b_amax, int u) {
-      const QuantizedBlock result = quantize_block<T, kFourOverSix>(b, b_amax, outer, out.absolute);
-      *reinterpret_cast<uint2*>(out.q + (row * units + u) * (kUnit / 2)) = result.q;
-      out.scale[row * units + u] = static_cast<uint8_t>(result.scale);
-    };
-    if constexpr (kFourOverSix && kSource == Source::kRead) {
-      // Trying two scales is much code: in a loop it stays in the instruction cache, and the row in the data
-      // cache.
+    // Made rows are few, or their kernels bound by other work: less code for them.
+    constexpr bool kTable = sizeof(T) == 2 && kSource == Source::kRead;
+    const auto run = [&]<Way kWay>() {
+      const auto store = [&](const Block16<T>& b, float b_amax, int u) {
+        const bool inside = active && u < units;
+        const QuantizedBlock result = quantize_block<T, kWay, kTable>(b, b_amax, scope, inside);
+        if (inside) {
+          *reinterpret_cast<uint2*>(out.q + (row * units + u) * (kUnit / 2)) = result.q;
+          out.scale[row * units + u] = static_cast<uint8_t>(result.scale);
+        }
+      };
+      if constexpr (kFourOverSix && kTable) {
+        // Trying two scales is much code: in a loop it stays in the instruction cache, and the row in the
+        // data cache. (fp32 waits for memory more than for instructions.)
 #pragma unroll 1
-      for (int u = t; active && u < units; u += threads) {
-        const Block16<T> again = load_block<T, true>(x + u * kUnit);
-        store(again, again.amax(), u);
-      }
-    } else {
+        for (int j = 0; j < kUnits; ++j) {
+          store(load_block<T, true>(x + unit_at(j) * kUnit), block_amax[0], j * threads + t);
 #pragma unroll
-      for (int j = 0; j < kUnits; ++j) {
-        const int u = j * threads + t;
-        if (active && u < units) {
-          store(block[j], block_amax[j], u);
+          for (int i = 1; i < kUnits; ++i) {
+            block_amax[i - 1] = block_amax[i];
+          }
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < kUnits; ++j) {
+          store(block[j], block_amax[j], j * threads + t);
         }
       }
-    }
+    };
+    with_way<T, kFourOverSix, kTable>(scope, out.absolute, run);
   }
 }
 
@@ -267,7 +276,7 @@ inline RowSplit split_row(int64_t cols) {
   const int64_t units = cols / kUnit;
   RowSplit best;
   double best_use = 0.0;
-  for (int threads = 4; threads <= kMaxRowThreads; threads *= 2) {
+  for (int threads = 8; threads <= kMaxRowThreads; threads *= 2) {
     const int64_t each = ceil_div(units, threads);
     // Two units are 64 bytes of bf16: fewer leave too little in flight.
     if (each > kMaxUnits || (each < 2 && best.threads != 0)) {
@@ -291,7 +300,7 @@ void launch_rows(const RowInput<T>& in, const RowOutput<T>& out, int64_t rows, i
                  StreamHandle stream) {
   const RowSplit split = split_row(cols);
   const int block = split.threads > kRowThreads ? split.threads : kRowThreads;
-  const RowShape shape{rows, cols, split.threads};
+  const RowShape shape{rows, cols, split.threads, std::countr_zero(static_cast<unsigned>(split.threads))};
   const auto grid = static_cast<unsigned>(ceil_div(rows, block / split.threads));
   const auto of_units = [&]<int kUnits>() {
     row_kernel<T, kSource, kSink, kUnits, kFourOverSix><<<grid, block, 0, stream>>>(in, out, shape);
