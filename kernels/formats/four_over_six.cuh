@@ -1,7 +1,6 @@
 #pragma once
-// Four over six on the device. Nearly every block is decided by the short rule of nvfp4_choice.hpp, which
-// rounds an element in five operations a candidate and needs no decoding; the others by the sums of the
-// contract.
+// Four over six on the device. Nearly every block is decided by the short rule of nvfp4_choice.hpp, in six
+// operations an element and candidate; the others by the sums of the contract, by a whole warp.
 #include "kernels/formats/nvfp4_choice.hpp"
 #include "kernels/formats/quantize.cuh"
 
@@ -115,22 +114,39 @@ __device__ inline void add_error(const formats::TriedE2M1& tried, float& error) 
   error = kAbsolute ? error + fabsf(tried.error) : __fmaf_rn(tried.error, tried.error, error);
 }
 
-// Two magnitudes of bf16; their errors are added to `error`. The offsets come from packed bf16, as
-// a^2 + 12.5: that moves where a grid ends by less than 0.02. Nudged, the lower one's offset is left in the
-// lower half of the upper one's word; else only the powers of two are.
+// Both halves of a word, by multiply-adds of packed bf16 where shifts and masks would do: those start at half
+// the rate. (A lower half times 0, plus 0, is +0.)
+__device__ inline uint32_t both_low(uint32_t pair) {
+  uint32_t low;
+  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; mov.b32 %0, {l, l};}" : "=r"(low) : "r"(pair));
+  return low;
+}
+__device__ inline uint32_t fma_bf16x2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t result;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+}
+__device__ inline float widen_upper(uint32_t pair) {
+  constexpr uint32_t kOneZero = 0x3f800000u;
+  return __uint_as_float(fma_bf16x2(pair, kOneZero, 0));
+}
+
+// Two bf16; their errors are added to `error`. The offsets come from packed bf16, as a^2 + 12.5: that moves
+// where a grid ends by less than 0.02. Nudged, another offset is left in the lower half of the word; else
+// only powers of two are.
 template <bool kAbsolute, bool kNudged>
 __device__ inline float2 try_pair(float low, float high, uint32_t squared, uint32_t squares, float multiplier,
                                   float& error) {
   constexpr uint32_t kOffsets =
       (__builtin_bit_cast(uint32_t, formats::kPowerOffset * 0x1p25F) >> 16) * 0x10001u;
-  uint32_t offsets;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(offsets) : "r"(squared), "r"(squares), "r"(kOffsets));
+  uint32_t upper = fma_bf16x2(squared, squares, kOffsets);
+  uint32_t lower = fma_bf16x2(both_low(squared), squares, kOffsets);
   if constexpr (!kNudged) {
-    offsets &= 0x7f807f80u;
+    upper &= 0x7f807f80u;
+    lower &= 0x7f807f80u;
   }
-  const formats::TriedE2M1 a =
-      formats::try_e2m1<kNudged>(low, multiplier, __uint_as_float(__byte_perm(offsets, 0, 0x1044)));
-  const formats::TriedE2M1 b = formats::try_e2m1<kNudged>(high, multiplier, __uint_as_float(offsets));
+  const formats::TriedE2M1 a = formats::try_e2m1<kNudged>(fabsf(low), multiplier, __uint_as_float(lower));
+  const formats::TriedE2M1 b = formats::try_e2m1<kNudged>(fabsf(high), multiplier, __uint_as_float(upper));
   add_error<kAbsolute>(a, error);
   add_error<kAbsolute>(b, error);
   return {a.value, b.value};
@@ -150,8 +166,8 @@ __device__ inline void try_both(const uint4& v, const ShortCandidates& c, TriedE
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const uint32_t w = word(v, i);
-    const float low = fabsf(__uint_as_float(w << 16));
-    const float high = __uint_as_float(w & 0x7fff0000u);
+    const float low = widen_upper(both_low(w));
+    const float high = widen_upper(w);
     uint32_t squared;
     asm("mul.rn.bf16x2 %0, %1, %1;" : "=r"(squared) : "r"(w));
     const float2 six = try_pair<kAbsolute, kNudged>(low, high, squared, squares6, c.multiplier6, t.error6);
