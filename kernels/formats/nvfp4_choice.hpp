@@ -4,9 +4,9 @@
 // close that the roundings of the contract (docs/contract.md, section 3) could decide; then the caller goes
 // by the contract's own sums. The codes are exact in any case.
 //
-// With u = s*A/(6R) and a = |x|*k, k = fl(1/fl(s*sd)) or the float beside it, k is 1/u up to 6 roundings, a may
-// be rounded, and the decoded value of q is q*u up to 2. q <= 6 and a < 6.4, so the contract's d is u*(q-a) up
-// to u*D, D = 60*2^-24. Hence, for any L > 0 and N elements, with E the sum of (q-a)^2,
+// With u = s*A/(6R) and a = |x|*k, k = fl(1/fl(s*sd)) or the float beside it, k is 1/u up to 6 roundings, a
+// may be rounded, and the decoded value of q is q*u up to 2. q <= 6 and a < 6.4, so the contract's d is
+// u*(q-a) up to u*D, D = 60*2^-24. Hence, for any L > 0 and N elements, with E the sum of (q-a)^2,
 //
 //   |e - u^2*E| <= u^2*(L*E + N*D^2*(1 + 1/L)) + roundings of the two sums, of at most N (a tile: 20 and 66)
 //                  additions: (N+2)*2^-24*E each,

@@ -1,7 +1,7 @@
 // NVFP4 (nvfp4.hpp): x [M,K] fp32 or bf16 -> q [M,K/2], scale [M,K/16], amax [1] or [M].
 //
-//   token    A row stays in registers from its amax to its bytes (nvfp4_rows_cuda.cu): one pass. Rows too long
-//            or not aligned take an amax pass first.
+//   token    A row stays in registers from its amax to its bytes (nvfp4_rows_cuda.cu): one pass. Rows that
+//            are too long or not aligned take an amax pass first.
 //   tensor   A grid of partial maxima, which every block of the quantizer reduces again for itself: a maximum
 //            has no order. A thread holds blocks of 16, so that scale and multiplier are computed once a
 //            block.
