@@ -316,6 +316,7 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const float* logits, int
   first_bad = block_max(first_bad, shared);
   if (first_bad != 0) {
     result.bad_token = static_cast<int32_t>(~first_bad);
+    result.logprob = row.logits[result.bad_token];
   } else {
     const Groups groups = groups_of(vocab);
     uint64_t share = 0;  // of the current group
@@ -386,6 +387,14 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const float* logits, int
   }
 }
 
+__global__ void __launch_bounds__(kThreads)
+    take_kernel(const DrawResult* results, const int32_t* tasks, int64_t rows, int32_t* tokens) {
+  const int64_t r = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (r < rows && tasks[r] >= 0) {
+    tokens[r] = max(results[tasks[r]].token, 0);
+  }
+}
+
 }  // namespace
 
 void draw_tokens(MatrixView logits, const DrawRequest* requests, DrawResult* results, StreamHandle stream) {
@@ -398,6 +407,16 @@ void draw_tokens(MatrixView logits, const DrawRequest* requests, DrawResult* res
       static_cast<const float*>(logits.data), logits.stride, static_cast<int>(logits.cols), requests,
       results);
   check_launch("draw_tokens");
+}
+
+void take_tokens(const DrawResult* results, const int32_t* tasks, int64_t rows, int32_t* tokens,
+                 StreamHandle stream) {
+  if (rows == 0) {
+    return;
+  }
+  take_kernel<<<static_cast<unsigned>(gpu::ceil_div(rows, kThreads)), kThreads, 0, stream>>>(results, tasks,
+                                                                                             rows, tokens);
+  check_launch("take_tokens");
 }
 
 }  // namespace accord::kernels::cuda

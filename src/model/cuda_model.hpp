@@ -96,6 +96,7 @@ class CudaModel {
   // batches with equal addresses, rows and decode_splits are the same, whatever else the batches hold.
   void addresses(std::vector<const void*>& out) const;
   const int32_t* tokens() const;     // [T]
+  int32_t* batch_tokens();           // the same, which may be overwritten before embed()
   const int32_t* positions() const;  // [T]
   // Covers every position of the current batch.
   kernels::cuda::RopeTableView rope() const;

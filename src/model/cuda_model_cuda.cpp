@@ -221,6 +221,7 @@ void CudaModel::addresses(std::vector<const void*>& out) const {
 }
 
 const int32_t* CudaModel::tokens() const { return impl_->batch.tokens; }
+int32_t* CudaModel::batch_tokens() { return impl_->batch.memory.as<int32_t>(); }
 const int32_t* CudaModel::positions() const { return impl_->batch.positions; }
 kernels::cuda::RopeTableView CudaModel::rope() const { return impl_->rope_view(); }
 

@@ -1,18 +1,21 @@
 // The policy over model::CudaModel: the KV cache, the residual stream, logits and the sampler on the device.
 //
-// A step puts everything into the model's stream and waits once, for the drawn tokens (and before them for
-// the expert ids, where they are recorded). Steps that draw nothing, such as a long prompt's, do not wait.
+// submit() puts a whole step into the model's stream and does not wait; collect() waits for what the oldest
+// one drew. One step may be submitted while another runs: tokens that the host does not know yet go from the
+// one's results into the other's batch on the device. What the host writes and reads lies there twice.
 //
 // A forward whose rows all decode, and the logits of up to a batch of rows, run as captured graphs, of as
 // many rows as graph_rows says. Rows beyond the batch's repeat its last one, and write their keys and values
 // behind the cache: as every row's bits are its own, nothing else notices them. All that differs between two
 // such steps lies in the batch's and the tasks' memory.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <functional>
 #include <utility>
 
 #include "device/device_buffer.hpp"
+#include "device/launch.hpp"
 #include "device/memory.hpp"
 #include "device/stream.hpp"
 #include "kernels/copy/copy_cuda.hpp"
@@ -20,7 +23,6 @@
 #include "model/cuda_model.hpp"
 #include "rollout/graph_cache.hpp"
 #include "rollout/policy.hpp"
-#include "rollout/stopwatch.hpp"
 
 namespace accord::rollout {
 namespace {
@@ -56,17 +58,33 @@ class CudaPolicy final : public Policy {
   std::span<std::byte> cache_memory() override { return {}; }
   std::span<std::byte> device_cache_memory() override { return {cache_.as<std::byte>(), cache_.bytes()}; }
 
-  Status begin() override { return device().make_current(); }
+  Status begin() override;
   Status end() override { return stream().synchronize(); }
   void copy_rows(int32_t from, int32_t to, int32_t count) override;
-  Status forward(const model::Batch& batch, std::vector<int32_t>* routing) override;
-  Status draw(std::span<const DrawTask> tasks, std::span<StatusOr<DrawnToken>> drawn,
-              DrawSeconds& seconds) override;
+  size_t max_steps_ahead() const override { return kSlots - 1; }
+  Status submit(const Step& step) override;
+  Status collect(StepResult& result) override;
   GraphCounts take_graph_counts() override { return graphs_.take_counts(); }
 
  private:
+  static constexpr size_t kSlots = 2;
+
   struct Interval {
     Event start, end;
+  };
+  // A step that is under way.
+  struct Slot {
+    DeviceBuffer tasks;         // pinned: requests, their rows, then token_tasks
+    DeviceBuffer results;       // DrawResult per task
+    DeviceBuffer results_host;  // pinned
+    DeviceBuffer routing_host;  // pinned: [MoE layers][graph's rows, K]
+    Event done;
+    std::vector<Interval> intervals;  // of each piece's sampling
+    size_t num_pieces = 0;
+    int64_t num_rows = 0;
+    int64_t graph_rows = 0;
+    bool record = false;
+    std::vector<float> temperatures;  // per task
   };
 
   const Device& device() const { return model_.device(); }
@@ -76,14 +94,15 @@ class CudaPolicy final : public Policy {
 
   Status allocate_cache();
   model::Batch filled(const model::Batch& batch);
+  Status forward(const Step& step, Slot& slot);
   Status launch_layers(bool record);
   Status run(const GraphKey& key, const std::function<Status()>& launches);
-  Status read_routing(int64_t num_rows, std::vector<int32_t>& routing);
+  void read_routing(const Slot& slot, std::vector<int32_t>& routing) const;
   int64_t task_rows(int64_t num_tasks) const;
-  Status reserve_tasks(int64_t num_tasks);
-  Status send_tasks(std::span<const DrawTask> tasks, int64_t rows);
-  Status launch_draws(int64_t num_tasks, size_t& num_pieces);
-  StatusOr<DrawnToken> outcome(const DrawTask& task, int64_t index);
+  Status reserve_tasks(Slot& slot, int64_t num_tasks, int64_t num_rows);
+  Status send_tasks(const Step& step, Slot& slot);
+  Status launch_draws(int64_t num_tasks, Slot& slot);
+  StatusOr<DrawnToken> outcome(const Slot& slot, size_t index) const;
   MatrixView logits_view(int64_t rows) const { return logits_.matrix(Dtype::kF32, rows, config_.vocab_size); }
 
   model::CudaModel& model_;
@@ -101,14 +120,15 @@ class CudaPolicy final : public Policy {
   std::vector<model::Segment> segments_;
   DeviceBuffer x_;
   MatrixView x_TH_;
-  DeviceBuffer routing_, routing_host_;  // [MoE layers][T, K]
-  // Of one draw(), which waits for all of it. Tasks: the requests, then the rows.
+  DeviceBuffer routing_;  // [MoE layers][T, K]
   int64_t logits_rows_ = 0;
   DeviceBuffer logits_;
-  DeviceBuffer tasks_, tasks_host_;
-  DeviceBuffer results_, results_host_;
-  const int32_t* rows_ = nullptr;    // in tasks_
-  std::vector<Interval> intervals_;  // of each piece's sampling
+  DeviceBuffer tasks_;
+  const int32_t* rows_ = nullptr;         // in tasks_
+  const int32_t* token_tasks_ = nullptr;  // in tasks_
+  std::array<Slot, kSlots> slots_;
+  uint64_t submitted_ = 0;  // since begin(); step i has slot i % kSlots
+  uint64_t collected_ = 0;
 };
 
 // ---- memory ------------------------------------------------------------------------------------
@@ -121,7 +141,10 @@ Status CudaPolicy::reserve(int64_t cache_rows, int64_t max_batch_rows) {
   const int64_t row_bytes = vocab_size() * size_of(Dtype::kF32);
   logits_rows_ = std::min(std::max(kLogitsBytes / row_bytes, kMinLogitsRows), max_batch_rows);
   ACCORD_RETURN_IF_ERROR(logits_.ensure(device(), static_cast<size_t>(logits_rows_ * row_bytes)));
-  ACCORD_RETURN_IF_ERROR(reserve_tasks(max_batch_rows));
+  for (Slot& slot : slots_) {
+    ACCORD_ASSIGN_OR_RETURN(slot.done, Event::create(device()));
+    ACCORD_RETURN_IF_ERROR(reserve_tasks(slot, max_batch_rows, max_batch_rows));
+  }
   constexpr int64_t kMaxPositions = 65536;  // the model's tables grow beyond when they must
   const int64_t longest = max_positions() > 0 ? std::min(max_positions(), cache_rows) : cache_rows;
   ACCORD_RETURN_IF_ERROR(model_.reserve(max_batch_rows, std::min(longest, kMaxPositions)));
@@ -143,6 +166,12 @@ Status CudaPolicy::allocate_cache() {
         model::kv_layer(config_, Dtype::kBF16, layer_rows(), layer, layer + layer_rows() * widths_.k));
   }
   return absl::OkStatus();
+}
+
+Status CudaPolicy::begin() {
+  submitted_ = 0;
+  collected_ = 0;
+  return device().make_current();
 }
 
 void CudaPolicy::copy_rows(int32_t from, int32_t to, int32_t count) {
@@ -197,26 +226,38 @@ model::Batch CudaPolicy::filled(const model::Batch& batch) {
   return {tokens_, positions_, kv_rows_, segments_};
 }
 
-Status CudaPolicy::forward(const model::Batch& batch, std::vector<int32_t>* routing) {
+// Also sends the tasks: token_tasks are among them.
+Status CudaPolicy::forward(const Step& step, Slot& slot) {
+  const model::Batch& batch = step.batch;
   const bool decodes = static_cast<int64_t>(batch.segments.size()) == batch.num_rows();
   const bool graph = use_graphs_ && decodes && batch.num_rows() > 0;
   const model::Batch launched = graph ? filled(batch) : batch;
   ACCORD_RETURN_IF_ERROR(model_.set_batch(launched));
-  const bool record = routing != nullptr && routing_width() > 0;
-  if (record) {
+  slot.num_rows = batch.num_rows();
+  slot.graph_rows = launched.num_rows();
+  slot.record = step.record_routing && routing_width() > 0;
+  if (slot.record) {
     const size_t bytes = static_cast<size_t>(max_batch_rows_ * routing_width()) * sizeof(int32_t);
     ACCORD_RETURN_IF_ERROR(routing_.ensure(device(), bytes));
-    ACCORD_RETURN_IF_ERROR(routing_host_.ensure(device(), bytes, MemoryKind::kPinned));
+    ACCORD_RETURN_IF_ERROR(slot.routing_host.ensure(device(), bytes, MemoryKind::kPinned));
+  }
+  ACCORD_RETURN_IF_ERROR(send_tasks(step, slot));
+  if (token_tasks_ != nullptr) {
+    const Slot& before = slots_[(submitted_ + kSlots - 1) % kSlots];
+    cuda::take_tokens(before.results.as<DrawResult>(), token_tasks_, slot.graph_rows, model_.batch_tokens(),
+                      stream().handle());
   }
   x_TH_ = x_.matrix(Dtype::kBF16, launched.num_rows(), config_.hidden_size);
-  const auto launches = [&] { return launch_layers(record); };
+  const auto launches = [&] { return launch_layers(slot.record); };
   if (graph) {
-    const GraphKey key{GraphKey::Part::kForward, launched.num_rows(), model_.decode_splits(), record};
+    const GraphKey key{GraphKey::Part::kForward, launched.num_rows(), model_.decode_splits(), slot.record};
     ACCORD_RETURN_IF_ERROR(run(key, launches));
   } else {
     ACCORD_RETURN_IF_ERROR(launches());
   }
-  return record ? read_routing(batch.num_rows(), *routing) : absl::OkStatus();
+  if (!slot.record) return absl::OkStatus();
+  return stream().copy(slot.routing_host.data(), routing_.data(),
+                       static_cast<size_t>(slot.graph_rows * routing_width()) * sizeof(int32_t));
 }
 
 Status CudaPolicy::launch_layers(bool record) {
@@ -238,97 +279,111 @@ Status CudaPolicy::run(const GraphKey& key, const std::function<Status()>& launc
   return graphs_.run(key, addresses_, launches);
 }
 
-// [MoE layers][T, K] on the device -> routing [num_rows][MoE layers, K], num_rows <= T
-Status CudaPolicy::read_routing(int64_t num_rows, std::vector<int32_t>& routing) {
+// [MoE layers][graph's rows, K] -> routing [rows][MoE layers, K]
+void CudaPolicy::read_routing(const Slot& slot, std::vector<int32_t>& routing) const {
   const int64_t top_k = config_.num_experts_per_token;
-  const int64_t num_slots = routing_width() / top_k;
-  routing.resize(static_cast<size_t>(num_rows * routing_width()));
-  ACCORD_RETURN_IF_ERROR(stream().copy(routing_host_.data(), routing_.data(),
-                                       static_cast<size_t>(x_TH_.rows * routing_width()) * sizeof(int32_t)));
-  ACCORD_RETURN_IF_ERROR(stream().synchronize());
-  for (int64_t slot = 0; slot < num_slots; ++slot) {
-    const int32_t* from = routing_host_.as<int32_t>() + slot * x_TH_.rows * top_k;
-    for (int64_t t = 0; t < num_rows; ++t, from += top_k) {
-      std::copy_n(from, top_k, routing.data() + t * routing_width() + slot * top_k);
+  const int64_t num_layers = routing_width() / top_k;
+  routing.resize(static_cast<size_t>(slot.num_rows * routing_width()));
+  for (int64_t layer = 0; layer < num_layers; ++layer) {
+    const int32_t* from = slot.routing_host.as<int32_t>() + layer * slot.graph_rows * top_k;
+    for (int64_t t = 0; t < slot.num_rows; ++t, from += top_k) {
+      std::copy_n(from, top_k, routing.data() + t * routing_width() + layer * top_k);
     }
   }
-  return absl::OkStatus();
 }
 
 // ---- drawing -----------------------------------------------------------------------------------
 
 // Each task has logits of its own: those of a prompt's samples, which share a row, are the same bits, and
 // rare.
-Status CudaPolicy::draw(std::span<const DrawTask> tasks, std::span<StatusOr<DrawnToken>> drawn,
-                        DrawSeconds& seconds) {
-  if (tasks.empty()) {
-    return absl::OkStatus();
-  }
-  double total = 0.0;
-  size_t num_pieces = 0;
-  {
-    const Stopwatch watch(total);
-    const auto num_tasks = static_cast<int64_t>(tasks.size());
-    ACCORD_RETURN_IF_ERROR(send_tasks(tasks, task_rows(num_tasks)));
-    ACCORD_RETURN_IF_ERROR(launch_draws(num_tasks, num_pieces));
-    ACCORD_RETURN_IF_ERROR(
-        stream().copy(results_host_.data(), results_.data(), tasks.size() * sizeof(DrawResult)));
-    ACCORD_RETURN_IF_ERROR(stream().synchronize());
-    for (int64_t i = 0; i < num_tasks; ++i) {
-      drawn[static_cast<size_t>(i)] = outcome(tasks[static_cast<size_t>(i)], i);
-    }
-  }
-  double sampling = 0.0;
-  for (size_t piece = 0; piece < num_pieces; ++piece) {
+Status CudaPolicy::submit(const Step& step) {
+  require(submitted_ - collected_ < kSlots, "at most max_steps_ahead() steps under way");
+  Slot& slot = slots_[submitted_ % kSlots];
+  ACCORD_RETURN_IF_ERROR(forward(step, slot));
+  const auto num_tasks = static_cast<int64_t>(step.tasks.size());
+  slot.temperatures.clear();
+  for (const DrawTask& task : step.tasks) slot.temperatures.push_back(task.sampling->temperature);
+  ACCORD_RETURN_IF_ERROR(launch_draws(num_tasks, slot));
+  ACCORD_RETURN_IF_ERROR(
+      stream().copy(slot.results_host.data(), slot.results.data(), step.tasks.size() * sizeof(DrawResult)));
+  ACCORD_RETURN_IF_ERROR(slot.done.record(stream()));
+  ++submitted_;
+  return absl::OkStatus();
+}
+
+Status CudaPolicy::collect(StepResult& result) {
+  require(collected_ < submitted_, "a step under way");
+  const Slot& slot = slots_[collected_ % kSlots];
+  ++collected_;
+  ACCORD_RETURN_IF_ERROR(slot.done.synchronize());
+  result.drawn.clear();
+  for (size_t i = 0; i < slot.temperatures.size(); ++i) result.drawn.push_back(outcome(slot, i));
+  result.routing.clear();
+  if (slot.record) read_routing(slot, result.routing);
+  result.sampling_seconds = 0.0;
+  for (size_t piece = 0; piece < slot.num_pieces; ++piece) {
     ACCORD_ASSIGN_OR_RETURN(const double milliseconds,
-                            intervals_[piece].end.milliseconds_since(intervals_[piece].start));
-    sampling += milliseconds * 1e-3;
+                            slot.intervals[piece].end.milliseconds_since(slot.intervals[piece].start));
+    result.sampling_seconds += milliseconds * 1e-3;
   }
-  seconds.sampling += sampling;
-  seconds.logits += std::max(total - sampling, 0.0);
   return absl::OkStatus();
 }
 
 // Rows whose logits are computed for so many tasks: a graph's, or just theirs.
 int64_t CudaPolicy::task_rows(int64_t num_tasks) const {
-  return use_graphs_ && num_tasks <= logits_rows_ ? graph_rows(num_tasks, logits_rows_) : num_tasks;
+  return use_graphs_ && num_tasks > 0 && num_tasks <= logits_rows_ ? graph_rows(num_tasks, logits_rows_)
+                                                                   : num_tasks;
 }
 
-Status CudaPolicy::reserve_tasks(int64_t num_tasks) {
-  const size_t bytes = static_cast<size_t>(num_tasks) * (sizeof(DrawRequest) + sizeof(int32_t));
+Status CudaPolicy::reserve_tasks(Slot& slot, int64_t num_tasks, int64_t num_rows) {
+  const size_t bytes = static_cast<size_t>(num_tasks) * (sizeof(DrawRequest) + sizeof(int32_t)) +
+                       static_cast<size_t>(num_rows) * sizeof(int32_t);
   const size_t result_bytes = static_cast<size_t>(num_tasks) * sizeof(DrawResult);
   ACCORD_RETURN_IF_ERROR(tasks_.ensure(device(), bytes));
-  ACCORD_RETURN_IF_ERROR(tasks_host_.ensure(device(), bytes, MemoryKind::kPinned));
-  ACCORD_RETURN_IF_ERROR(results_.ensure(device(), result_bytes));
-  return results_host_.ensure(device(), result_bytes, MemoryKind::kPinned);
+  ACCORD_RETURN_IF_ERROR(slot.tasks.ensure(device(), bytes, MemoryKind::kPinned));
+  ACCORD_RETURN_IF_ERROR(slot.results.ensure(device(), result_bytes));
+  return slot.results_host.ensure(device(), result_bytes, MemoryKind::kPinned);
 }
 
-// Requests, then the rows that they are about, of `rows` tasks: the last one repeats.
-Status CudaPolicy::send_tasks(std::span<const DrawTask> tasks, int64_t rows) {
-  ACCORD_RETURN_IF_ERROR(reserve_tasks(rows));
-  const size_t request_bytes = static_cast<size_t>(rows) * sizeof(DrawRequest);
-  auto* request = tasks_host_.as<DrawRequest>();
-  auto* row = reinterpret_cast<int32_t*>(tasks_host_.as<std::byte>() + request_bytes);
+// Requests and the rows that they are about, of as many tasks as task_rows says (the last one repeats), then
+// token_tasks, where a token is not known.
+Status CudaPolicy::send_tasks(const Step& step, Slot& slot) {
+  const std::span<const DrawTask> tasks = step.tasks;
+  const int64_t rows = task_rows(static_cast<int64_t>(tasks.size()));
+  ACCORD_RETURN_IF_ERROR(reserve_tasks(slot, rows, slot.graph_rows));
+  auto* const host = slot.tasks.as<std::byte>();
+  auto* request = reinterpret_cast<DrawRequest*>(host);
+  auto* const words = reinterpret_cast<int32_t*>(host + static_cast<size_t>(rows) * sizeof(DrawRequest));
+  int32_t* word = words;
   for (int64_t i = 0; i < rows; ++i) {
     const DrawTask& task = tasks[std::min(static_cast<size_t>(i), tasks.size() - 1)];
     *request++ = {.random = task.random,
                   .temperature = task.sampling->temperature,
                   .top_p = task.sampling->top_p,
                   .top_k = task.sampling->top_k};
-    *row++ = task.row;
+    *word++ = task.row;
   }
-  rows_ = reinterpret_cast<const int32_t*>(tasks_.as<std::byte>() + request_bytes);
-  return stream().copy(tasks_.data(), tasks_host_.data(),
-                       request_bytes + static_cast<size_t>(rows) * sizeof(int32_t));
+  const auto unknown = [](int32_t task) { return task >= 0; };
+  token_tasks_ = nullptr;
+  if (std::any_of(step.token_tasks.begin(), step.token_tasks.end(), unknown)) {
+    word = std::copy(step.token_tasks.begin(), step.token_tasks.end(), word);
+    word = std::fill_n(word, slot.graph_rows - slot.num_rows, step.token_tasks.back());
+  }
+  const auto* const on_device = tasks_.as<std::byte>();
+  rows_ = reinterpret_cast<const int32_t*>(on_device + (reinterpret_cast<std::byte*>(words) - host));
+  if (word != words + rows) token_tasks_ = rows_ + rows;
+  return stream().copy(tasks_.data(), host, static_cast<size_t>(reinterpret_cast<std::byte*>(word) - host));
 }
 
-Status CudaPolicy::launch_draws(int64_t num_tasks, size_t& num_pieces) {
-  for (int64_t begin = 0; begin < num_tasks; begin += logits_rows_, ++num_pieces) {
-    if (num_pieces == intervals_.size()) {
+Status CudaPolicy::launch_draws(int64_t num_tasks, Slot& slot) {
+  slot.num_pieces = 0;
+  for (int64_t begin = 0; begin < num_tasks; begin += logits_rows_) {
+    if (slot.num_pieces == slot.intervals.size()) {
       ACCORD_ASSIGN_OR_RETURN(Event start, Event::create(device()));
       ACCORD_ASSIGN_OR_RETURN(Event end, Event::create(device()));
-      intervals_.push_back({std::move(start), std::move(end)});
+      slot.intervals.push_back({std::move(start), std::move(end)});
     }
+    Interval& interval = slot.intervals[slot.num_pieces++];
     const int64_t count = std::min(logits_rows_, num_tasks - begin);
     const MatrixView logits_RV = logits_view(count);
     if (use_graphs_ && num_tasks <= logits_rows_) {
@@ -339,29 +394,18 @@ Status CudaPolicy::launch_draws(int64_t num_tasks, size_t& num_pieces) {
     } else {
       ACCORD_RETURN_IF_ERROR(model_.logits(x_TH_, rows_ + begin, count, logits_RV));
     }
-    ACCORD_RETURN_IF_ERROR(intervals_[num_pieces].start.record(stream()));
-    cuda::draw_tokens(logits_RV, tasks_.as<DrawRequest>() + begin, results_.as<DrawResult>() + begin,
+    ACCORD_RETURN_IF_ERROR(interval.start.record(stream()));
+    cuda::draw_tokens(logits_RV, tasks_.as<DrawRequest>() + begin, slot.results.as<DrawResult>() + begin,
                       stream().handle());
-    ACCORD_RETURN_IF_ERROR(intervals_[num_pieces].end.record(stream()));
+    ACCORD_RETURN_IF_ERROR(interval.end.record(stream()));
   }
   return absl::OkStatus();
 }
 
-StatusOr<DrawnToken> CudaPolicy::outcome(const DrawTask& task, int64_t index) {
-  const DrawResult& result = results_host_.as<DrawResult>()[index];
-  if (result.bad_token >= 0) {
-    // The error names the logit, which may be overwritten by now.
-    const MatrixView logits_RV = logits_view(1);
-    float logit = 0.0F;
-    ACCORD_RETURN_IF_ERROR(model_.logits(x_TH_, rows_ + index, 1, logits_RV));
-    ACCORD_RETURN_IF_ERROR(
-        stream().copy(&logit, static_cast<const float*>(logits_RV.data) + result.bad_token, sizeof(logit)));
-    ACCORD_RETURN_IF_ERROR(stream().synchronize());
-    return logit_not_finite(result.bad_token, logit);
-  }
-  if (result.overflow != 0) {
-    return tempered_logits_overflow(task.sampling->temperature);
-  }
+StatusOr<DrawnToken> CudaPolicy::outcome(const Slot& slot, size_t index) const {
+  const DrawResult& result = slot.results_host.as<DrawResult>()[index];
+  if (result.bad_token >= 0) return logit_not_finite(result.bad_token, result.logprob);
+  if (result.overflow != 0) return tempered_logits_overflow(slot.temperatures[index]);
   return DrawnToken{
       .token = result.token, .logprob = result.logprob, .sampling_logprob = result.sampling_logprob};
 }

@@ -1,6 +1,7 @@
 #include "rollout/engine.hpp"
 
 #include <algorithm>
+#include <deque>
 #include <limits>
 #include <new>
 #include <utility>
@@ -30,6 +31,13 @@ Status check_options(const EngineOptions& options) {
 
 }  // namespace
 
+// What the scheduler said of a step that is under way.
+struct SubmittedStep {
+  std::vector<Scheduler::Scheduled> scheduled;
+  std::vector<Scheduler::Draw> draws;
+  bool record = false;
+};
+
 struct Engine::Impl {
   Impl(std::unique_ptr<Policy> policy_in, const EngineOptions& options_in, Detokenize detokenize_in)
       : policy(std::move(policy_in)),
@@ -51,8 +59,11 @@ struct Engine::Impl {
 
   std::vector<Sequence> make_sequences(std::span<const Request> requests) const;
   Status run(std::vector<Sequence>& sequences, const Callbacks& callbacks, const std::stop_token& stop);
-  void keep_routing(const Scheduler& scheduler, std::vector<Sequence>& sequences) const;
-  Status draw_all(std::span<const Scheduler::Draw> draws, std::span<const Sequence> sequences);
+  Status submit(Scheduler& scheduler, const model::Batch& batch, std::span<const Sequence> sequences,
+                bool record);
+  Status collect(Scheduler& scheduler, std::vector<Sequence>& sequences, const Callbacks& callbacks);
+  void keep_routing(const SubmittedStep& step, std::vector<Sequence>& sequences) const;
+  Status check_drawn(const SubmittedStep& step, std::span<const Sequence> sequences) const;
   bool append(const DrawnToken& drawn, Sequence& seq, const Callbacks& callbacks);
 
   std::unique_ptr<Policy> policy;
@@ -61,10 +72,10 @@ struct Engine::Impl {
   PagePool pages;
   uint64_t version = 0;
   EngineStats stats;
+  std::deque<SubmittedStep> under_way;  // oldest first
   // Reused between steps.
   std::vector<DrawTask> tasks;
-  std::vector<StatusOr<DrawnToken>> drawn;  // per draw of the step
-  std::vector<int32_t> routing;
+  StepResult result;
 };
 
 std::vector<Sequence> Engine::Impl::make_sequences(std::span<const Request> requests) const {
@@ -91,72 +102,106 @@ Status Engine::Impl::run(std::vector<Sequence>& sequences, const Callbacks& call
       sequences, pages, {.max_batch_rows = options.max_batch_rows, .prefill_chunk = options.prefill_chunk},
       [this](int32_t from, int32_t to, int32_t count) { policy->copy_rows(from, to, count); }, stats);
   const bool record = options.record_routing && policy->routing_width() > 0 && callbacks.on_sample;
-  while (!scheduler.done()) {
+  const size_t ahead = options.steps_ahead ? policy->max_steps_ahead() : 0;
+  under_way.clear();
+  while (!scheduler.done() || !under_way.empty()) {
     if (stop.stop_requested()) {
       return make_error(absl::StatusCode::kCancelled, ExitCode::kDrained, "generation was cancelled");
     }
     const model::Batch batch = scheduler.next_batch();
-    {
-      const Stopwatch watch(stats.forward_seconds);
-      ACCORD_RETURN_IF_ERROR(policy->forward(batch, record ? &routing : nullptr));
+    if (batch.num_rows() > 0) {
+      ACCORD_RETURN_IF_ERROR(submit(scheduler, batch, sequences, record));
+      if (under_way.size() <= ahead) continue;
+    } else if (under_way.empty()) {
+      return internal_error("rollout: nothing can run, and nothing is under way");
     }
-    if (record) {
-      keep_routing(scheduler, sequences);
-    }
-    const auto draws = scheduler.complete_batch();
-    ACCORD_RETURN_IF_ERROR(draw_all(draws, sequences));
-    for (size_t i = 0; i < draws.size(); ++i) {
-      if (append(*drawn[i], sequences[static_cast<size_t>(draws[i].sequence)], callbacks)) {
-        scheduler.finish(draws[i].sequence);
-      }
-    }
+    ACCORD_RETURN_IF_ERROR(collect(scheduler, sequences, callbacks));
   }
   return absl::OkStatus();
 }
 
-void Engine::Impl::keep_routing(const Scheduler& scheduler, std::vector<Sequence>& sequences) const {
-  const auto width = static_cast<size_t>(policy->routing_width());
-  for (const Scheduler::Scheduled& item : scheduler.scheduled()) {
-    Sequence& seq = sequences[static_cast<size_t>(item.sequence)];
-    store_expert_ids(std::span(routing).subspan(static_cast<size_t>(item.row_begin) * width,
-                                                static_cast<size_t>(item.num_rows) * width),
-                     policy->num_experts(), static_cast<size_t>(seq.computed) * width, seq.routing);
-  }
-}
-
-// ---- drawing -----------------------------------------------------------------------------------
-
-// Fills `drawn` with one token per draw.
-Status Engine::Impl::draw_all(std::span<const Scheduler::Draw> draws, std::span<const Sequence> sequences) {
+Status Engine::Impl::submit(Scheduler& scheduler, const model::Batch& batch,
+                            std::span<const Sequence> sequences, bool record) {
+  const auto draws = scheduler.complete_batch();
   tasks.clear();
   for (const Scheduler::Draw& draw : draws) {
     const Sequence& seq = sequences[static_cast<size_t>(draw.sequence)];
     tasks.push_back({.row = draw.row,
                      .sampling = &seq.request->sampling,
-                     .random = token_random(options.run_seed, seq.sample.key, seq.length())});
+                     .random = token_random(options.run_seed, seq.sample.key, draw.position)});
   }
-  drawn.assign(draws.size(), DrawnToken{});
-  DrawSeconds seconds;
-  ACCORD_RETURN_IF_ERROR(policy->draw(tasks, drawn, seconds));
-  stats.forward_seconds += seconds.logits;
-  stats.sample_seconds += seconds.sampling;
-  for (size_t i = 0; i < draws.size(); ++i) {
-    if (!drawn[i].ok()) {
-      const Sequence& seq = sequences[static_cast<size_t>(draws[i].sequence)];
-      const SampleKey& key = seq.sample.key;
-      return annotate(drawn[i].status(),
-                      fmt::format("rollout: step {}, prompt {}, sample {}, position {}, weight version {}",
-                                  key.step, key.prompt_id, key.sample_index, seq.length(), version));
+  const auto scheduled = scheduler.scheduled();
+  under_way.push_back({{scheduled.begin(), scheduled.end()}, {draws.begin(), draws.end()}, record});
+  const Stopwatch watch(stats.forward_seconds);
+  return policy->submit(
+      {.batch = batch, .token_tasks = scheduler.token_draws(), .tasks = tasks, .record_routing = record});
+}
+
+// Takes what the oldest step under way has drawn.
+Status Engine::Impl::collect(Scheduler& scheduler, std::vector<Sequence>& sequences,
+                             const Callbacks& callbacks) {
+  const SubmittedStep step = std::move(under_way.front());
+  under_way.pop_front();
+  {
+    const Stopwatch watch(stats.forward_seconds);
+    ACCORD_RETURN_IF_ERROR(policy->collect(result));
+  }
+  // Drawing of a step that ran while the host did something else is no time of ours.
+  const double sampling = std::min(result.sampling_seconds, stats.forward_seconds);
+  stats.forward_seconds -= sampling;
+  stats.sample_seconds += sampling;
+  if (step.record) {
+    keep_routing(step, sequences);
+  }
+  ACCORD_RETURN_IF_ERROR(check_drawn(step, sequences));
+  for (size_t i = 0; i < step.draws.size(); ++i) {
+    const int32_t index = step.draws[i].sequence;
+    Sequence& seq = sequences[static_cast<size_t>(index)];
+    if (seq.finished) continue;  // by the token before, which was not known then
+    scheduler.take_token(index, result.drawn[i]->token);
+    if (append(*result.drawn[i], seq, callbacks)) {
+      scheduler.finish(index);
     }
   }
   return absl::OkStatus();
 }
 
-// True when the sample ends with this token.
+void Engine::Impl::keep_routing(const SubmittedStep& step, std::vector<Sequence>& sequences) const {
+  const auto width = static_cast<size_t>(policy->routing_width());
+  for (const Scheduler::Scheduled& item : step.scheduled) {
+    Sequence& seq = sequences[static_cast<size_t>(item.sequence)];
+    if (seq.finished) continue;
+    store_expert_ids(
+        std::span(result.routing)
+            .subspan(static_cast<size_t>(item.row_begin) * width, static_cast<size_t>(item.num_rows) * width),
+        policy->num_experts(), static_cast<size_t>(item.first_position) * width, seq.routing);
+  }
+  for (const Scheduler::Draw& draw : step.draws) {
+    if (!draw.fanned_out) continue;
+    Sequence& seq = sequences[static_cast<size_t>(draw.sequence)];
+    seq.routing = sequences[static_cast<size_t>(seq.leader)].routing;
+  }
+}
+
+// The first token that could not be drawn.
+Status Engine::Impl::check_drawn(const SubmittedStep& step, std::span<const Sequence> sequences) const {
+  for (size_t i = 0; i < step.draws.size(); ++i) {
+    const Sequence& seq = sequences[static_cast<size_t>(step.draws[i].sequence)];
+    if (!result.drawn[i].ok() && !seq.finished) {
+      const SampleKey& key = seq.sample.key;
+      return annotate(
+          result.drawn[i].status(),
+          fmt::format("rollout: step {}, prompt {}, sample {}, position {}, weight version {}", key.step,
+                      key.prompt_id, key.sample_index, step.draws[i].position, version));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The sample's tokens have this one already. True when the sample ends with it.
 bool Engine::Impl::append(const DrawnToken& token, Sequence& seq, const Callbacks& callbacks) {
   const SamplingParams& params = seq.request->sampling;
   Sample& sample = seq.sample;
-  sample.tokens.push_back(token.token);
   sample.logprobs.push_back(token.logprob);
   sample.sampling_logprobs.push_back(token.sampling_logprob);
   ++stats.generated_tokens;

@@ -1,7 +1,7 @@
 #pragma once
 // The rollout engine: draws samples from a policy with continuous batching over a paged KV cache.
 //
-//   requests -> scheduler (which rows run now) -> policy forward -> sampler -> samples
+//   requests -> scheduler (which rows run now) -> policy: forward and sampler -> samples
 //
 // A sample's tokens and log-probabilities depend on the weights, the run seed, its key (step, prompt id,
 // sample index), its prompt and its sampling parameters only: never on the batch it was in, the limits
@@ -33,7 +33,10 @@ struct EngineOptions {
   int32_t prefill_chunk = 256;      // prefill rows of one forward, over all prompts
   int64_t kv_cache_tokens = 65536;  // rows of the KV cache, rounded up to whole pages
   uint64_t run_seed = 0;
-  bool cuda_graphs = true;      // on a CUDA device, decode steps replay captured graphs; never changes a bit
+  bool cuda_graphs = true;  // on a CUDA device, decode steps replay captured graphs; never changes a bit
+  // Where the policy can (a CUDA device), the next step is put together and submitted while one still runs:
+  // its tokens are read a step later. Never changes a bit.
+  bool steps_ahead = true;
   bool record_routing = false;  // keep the samples' expert ids (MoE models); see Callbacks::on_sample
 };
 

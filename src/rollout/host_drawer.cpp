@@ -24,7 +24,7 @@ void HostDrawer::reserve(int64_t vocab_size, int64_t max_rows) {
 }
 
 void HostDrawer::draw(std::span<const DrawTask> tasks, const Logits& logits,
-                      std::span<StatusOr<DrawnToken>> drawn, DrawSeconds& seconds) {
+                      std::span<StatusOr<DrawnToken>> drawn, double& sampling_seconds) {
   for (size_t begin = 0; begin < tasks.size();) {
     rows_.clear();
     piece_row_.clear();
@@ -39,12 +39,9 @@ void HostDrawer::draw(std::span<const DrawTask> tasks, const Logits& logits,
       piece_row_.push_back(static_cast<int32_t>(rows_.size()) - 1);
     }
     const MatrixView logits_RV = logits_.matrix(Dtype::kF32, static_cast<int64_t>(rows_.size()), vocab_size_);
+    logits(rows_, logits_RV);
     {
-      const Stopwatch watch(seconds.logits);
-      logits(rows_, logits_RV);
-    }
-    {
-      const Stopwatch watch(seconds.sampling);
+      const Stopwatch watch(sampling_seconds);
       draw_piece(tasks.subspan(begin, end - begin), logits_RV, drawn.subspan(begin, end - begin));
     }
     begin = end;

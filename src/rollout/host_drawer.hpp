@@ -23,9 +23,9 @@ class HostDrawer {
   // Room for pieces of the logits of up to `max_rows` rows. May throw std::bad_alloc.
   void reserve(int64_t vocab_size, int64_t max_rows);
 
-  // Policy::draw. Each row's logits are computed once, in pieces of bounded size.
+  // HostPolicy::draw. Each row's logits are computed once, in pieces of bounded size.
   void draw(std::span<const DrawTask> tasks, const Logits& logits, std::span<StatusOr<DrawnToken>> drawn,
-            DrawSeconds& seconds);
+            double& sampling_seconds);
 
  private:
   void draw_piece(std::span<const DrawTask> tasks, MatrixView logits_RV,

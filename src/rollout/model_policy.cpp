@@ -8,7 +8,7 @@
 namespace accord::rollout {
 namespace {
 
-class ModelPolicy final : public Policy {
+class ModelPolicy final : public HostPolicy {
  public:
   ModelPolicy(model::Model& model, ThreadPool& pool) : model_(model), drawer_(pool) {
     const ModelConfig& config = model.config();
@@ -55,6 +55,7 @@ class ModelPolicy final : public Policy {
     }
   }
 
+ protected:
   Status forward(const model::Batch& batch, std::vector<int32_t>* routing) override {
     x_TH_ = x_.matrix(model_.compute_dtype(), batch.num_rows(), model_.config().hidden_size);
     if (routing != nullptr) {
@@ -75,11 +76,11 @@ class ModelPolicy final : public Policy {
   }
 
   Status draw(std::span<const DrawTask> tasks, std::span<StatusOr<DrawnToken>> drawn,
-              DrawSeconds& seconds) override {
+              double& sampling_seconds) override {
     const auto logits = [this](std::span<const int32_t> rows, MatrixView logits_RV) {
       model_.logits(x_TH_, rows, logits_RV);
     };
-    drawer_.draw(tasks, logits, drawn, seconds);
+    drawer_.draw(tasks, logits, drawn, sampling_seconds);
     return absl::OkStatus();
   }
 

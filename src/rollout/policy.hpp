@@ -27,10 +27,21 @@ struct DrawTask {
   uint64_t random = 0;  // token_random
 };
 
-// Where the time of draw() went. On a device, what the forward still took counts as the logits'.
-struct DrawSeconds {
-  double logits = 0.0;
-  double sampling = 0.0;
+// One forward over a batch, and the tokens to draw from it.
+struct Step {
+  model::Batch batch;
+  // Per row, the task of the step before that draws its token; -1: batch.tokens has it. Empty: all -1.
+  std::span<const int32_t> token_tasks;
+  std::span<const DrawTask> tasks;
+  bool record_routing = false;
+};
+
+struct StepResult {
+  // [i] is what draw_token gives for the logits of tasks[i].row; a row whose logits cannot be drawn from is
+  // its own entry's error.
+  std::vector<StatusOr<DrawnToken>> drawn;
+  std::vector<int32_t> routing;   // [rows of the batch, routing_width] where it was recorded
+  double sampling_seconds = 0.0;  // of the step's time, what drawing took
 };
 
 // Of captured graphs, on a CUDA device.
@@ -57,20 +68,38 @@ class Policy {
   virtual std::span<std::byte> device_cache_memory() { return {}; }
 
   // Around the calls below, which come from the thread that calls begin(). After end(), which follows an
-  // error too, nothing of theirs runs any more: weights may change.
+  // error too, nothing of theirs runs any more: weights may change. Steps that were not collected are gone.
   virtual Status begin() { return absl::OkStatus(); }
   virtual Status end() { return absl::OkStatus(); }
   // Copies `count` cache rows of every layer. The ranges do not overlap.
   virtual void copy_rows(int32_t from, int32_t to, int32_t count) = 0;
-  // Writes the batch's keys and values; fills `routing` [T, routing_width] when it is not null.
-  virtual Status forward(const model::Batch& batch, std::vector<int32_t>* routing) = 0;
-  // drawn[i] is what draw_token gives for the logits of tasks[i].row. The status is about the call as a
-  // whole; a row whose logits cannot be drawn from is its own entry's error.
-  virtual Status draw(std::span<const DrawTask> tasks, std::span<StatusOr<DrawnToken>> drawn,
-                      DrawSeconds& seconds) = 0;
+
+  // Steps that may be under way when the next one is submitted: 0 (each is collected first) or 1.
+  virtual size_t max_steps_ahead() const { return 0; }
+  // Starts a step, which writes the batch's keys and values. Copies what it needs of `step`.
+  virtual Status submit(const Step& step) = 0;
+  // Waits for the oldest step that was not collected yet.
+  virtual Status collect(StepResult& result) = 0;
 
   // Since the last call.
   virtual GraphCounts take_graph_counts() { return {}; }
+};
+
+// A policy that is done with a step when submit() returns.
+class HostPolicy : public Policy {
+ public:
+  Status submit(const Step& step) final;
+  Status collect(StepResult& result) final;
+
+ protected:
+  // Fills `routing` when it is not null.
+  virtual Status forward(const model::Batch& batch, std::vector<int32_t>* routing) = 0;
+  // The status is about the call as a whole.
+  virtual Status draw(std::span<const DrawTask> tasks, std::span<StatusOr<DrawnToken>> drawn,
+                      double& sampling_seconds) = 0;
+
+ private:
+  StepResult result_;
 };
 
 // `model` and `pool` must outlive the policy.

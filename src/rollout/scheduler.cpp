@@ -21,6 +21,7 @@ Scheduler::Scheduler(std::span<Sequence> sequences, PagePool& pool, Limits limit
   tokens_.reserve(rows);
   positions_.reserve(rows);
   kv_rows_.reserve(rows);
+  token_draws_.reserve(rows);
   segments_.reserve(rows);
   scheduled_.reserve(rows);
   draws_.reserve(rows);
@@ -42,6 +43,7 @@ model::Batch Scheduler::next_batch() {
   tokens_.clear();
   positions_.clear();
   kv_rows_.clear();
+  token_draws_.clear();
   segments_.clear();
   scheduled_.clear();
   draws_.clear();
@@ -51,7 +53,8 @@ model::Batch Scheduler::next_batch() {
   const auto room = [&] { return limits_.max_batch_rows - static_cast<int32_t>(tokens_.size()); };
   for (size_t i = 0; i < running_.size() && room() > 0; ++i) {
     const int32_t index = running_[i];
-    if (at(index).length() - at(index).computed == 1 && make_writable(index, 1)) {
+    const Sequence& seq = at(index);
+    if (seq.length() - seq.computed == 1 && !seq.is_full() && make_writable(index, 1)) {
       schedule(index, 1);
     }
   }
@@ -65,7 +68,6 @@ model::Batch Scheduler::next_batch() {
       prefill_room -= num_rows;
     }
   }
-  assert(!tokens_.empty() || done());
   return {.tokens = tokens_, .positions = positions_, .kv_rows = kv_rows_, .segments = segments_};
 }
 
@@ -83,7 +85,7 @@ std::span<const Scheduler::Draw> Scheduler::complete_batch() {
       continue;
     }
     const int32_t row = item.row_begin + item.num_rows - 1;
-    draws_.push_back({item.sequence, row});
+    add_draw(item.sequence, row, /*fanned_out=*/false);
     if (item.sequence == seq.leader && !seq.fanned_out) {
       fan_out(item.sequence, row);
     }
@@ -92,9 +94,29 @@ std::span<const Scheduler::Draw> Scheduler::complete_batch() {
   return draws_;
 }
 
+void Scheduler::add_draw(int32_t index, int32_t row, bool fanned_out) {
+  Sequence& seq = at(index);
+  seq.pending_draw = static_cast<int32_t>(draws_.size());
+  draws_.push_back({index, row, seq.length(), fanned_out});
+  ++seq.pending;
+}
+
+void Scheduler::take_token(int32_t sequence, int32_t token) {
+  Sequence& seq = at(sequence);
+  seq.sample.tokens.push_back(token);
+  --seq.pending;
+}
+
 void Scheduler::finish(int32_t sequence) {
-  release_pages(at(sequence));
-  running_.erase(std::lower_bound(running_.begin(), running_.end(), sequence));
+  Sequence& seq = at(sequence);
+  seq.finished = true;
+  release_pages(seq);
+  const auto running = std::lower_bound(running_.begin(), running_.end(), sequence);
+  if (running != running_.end() && *running == sequence) {
+    running_.erase(running);
+  } else {  // preempted since it drew its last token
+    preempted_.erase(std::find(preempted_.begin(), preempted_.end(), sequence));
+  }
 }
 
 // ---- admission ---------------------------------------------------------------------------------
@@ -151,7 +173,7 @@ const Sequence* Scheduler::prefix_donor(const Sequence& seq) const {
 void Scheduler::start(int32_t index) {
   Sequence& seq = at(index);
   if (seq.started) {  // preempted before
-    assert(preempted_.back() == index);
+    assert(preempted_.back() == index && seq.pending == 0);
     preempted_.pop_back();
     if (const Sequence* donor = prefix_donor(seq)) {
       const int32_t shared = seq.sample.prompt_length / kPageSize;
@@ -183,10 +205,9 @@ void Scheduler::fan_out(int32_t leader, int32_t row) {
     }
     seq.computed = first.computed;
     seq.ever_computed = first.computed;
-    seq.routing = first.routing;
     stats_.shared_rows += static_cast<uint64_t>(seq.computed);
     running_.insert(std::lower_bound(running_.begin(), running_.end(), index), index);
-    draws_.push_back({index, row});
+    add_draw(index, row, /*fanned_out=*/true);
   }
 }
 
@@ -196,7 +217,9 @@ void Scheduler::schedule(int32_t index, int32_t num_rows) {
   const Sequence& seq = at(index);
   const auto row_begin = static_cast<int32_t>(tokens_.size());
   for (int32_t position = seq.computed; position < seq.computed + num_rows; ++position) {
-    tokens_.push_back(seq.sample.tokens[static_cast<size_t>(position)]);
+    const bool known = position < static_cast<int32_t>(seq.sample.tokens.size());
+    tokens_.push_back(known ? seq.sample.tokens[static_cast<size_t>(position)] : 0);
+    token_draws_.push_back(known ? -1 : seq.pending_draw);
     positions_.push_back(position);
     kv_rows_.push_back(seq.pages[static_cast<size_t>(position / kPageSize)] + position % kPageSize);
   }
@@ -204,7 +227,7 @@ void Scheduler::schedule(int32_t index, int32_t num_rows) {
                        .num_rows = num_rows,
                        .first_position = seq.computed,
                        .pages = seq.pages.data()});
-  scheduled_.push_back({index, row_begin, num_rows});
+  scheduled_.push_back({index, row_begin, num_rows, seq.computed});
 }
 
 // Pages of its own for the next `num_rows` positions. False: not now (it may have been preempted itself).

@@ -11,6 +11,10 @@
 //
 // The samples of a prompt start as one sequence (the leader). Once the prompt is computed, its siblings hold
 // the same pages; whoever first writes to a page that others hold gets a copy of its own.
+//
+// A batch may be made before the tokens of the one before are known (Sequence::pending): each sample that
+// drew there runs on, unless that token is its last; where the token turns out to have stopped the sample,
+// what the batch computes for it is not used, and finish() has given its pages back.
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -34,8 +38,14 @@ struct Sequence {
   ExpertIds routing;           // [positions, routing_width] when recorded
   StopState stop;
   Sample sample;
+  int32_t pending = 0;       // tokens that were drawn and are not in the sample yet
+  int32_t pending_draw = 0;  // of the last of them: its place among the draws of the last batch
+  bool finished = false;
 
-  int32_t length() const { return static_cast<int32_t>(sample.tokens.size()); }
+  // With the pending ones.
+  int32_t length() const { return static_cast<int32_t>(sample.tokens.size()) + pending; }
+  // Whether the last token is one that ends it, whatever it is.
+  bool is_full() const { return sample.response_length() + pending >= request->sampling.max_new_tokens; }
 };
 
 class Scheduler {
@@ -48,11 +58,14 @@ class Scheduler {
     int32_t sequence;
     int32_t row_begin;
     int32_t num_rows;
+    int32_t first_position;
   };
-  // A token to draw for `sequence` from the logits of `row`.
+  // A token to draw for `sequence` from the logits of `row`, which gets `position` in the sample.
   struct Draw {
     int32_t sequence;
     int32_t row;
+    int32_t position;
+    bool fanned_out;  // a sibling's first token: its prompt was computed by the leader
   };
   using CopyRows = std::function<void(int32_t from, int32_t to, int32_t count)>;
 
@@ -65,12 +78,17 @@ class Scheduler {
   Scheduler& operator=(const Scheduler&) = delete;
 
   bool done() const;
-  // The next batch: never empty unless done. Valid until the next call.
+  // The next batch: never empty unless done, or while tokens are pending. Valid until the next call. Tokens
+  // of at most one batch are pending then.
   model::Batch next_batch();
+  // Per row, the draw of the batch before that is its token; -1: the batch has it.
+  std::span<const int32_t> token_draws() const { return token_draws_; }
   std::span<const Scheduled> scheduled() const { return scheduled_; }
-  // Call after the forward: accounts for its rows and returns the tokens to draw now. The caller appends
-  // each to its sample and calls finish() for those that end.
+  // Call when the batch is on its way: accounts for its rows and returns the tokens to draw from it, which
+  // are pending from now on. The caller hands each to take_token() once it is known, and calls finish() for
+  // the samples that end.
   std::span<const Draw> complete_batch();
+  void take_token(int32_t sequence, int32_t token);
   void finish(int32_t sequence);
 
  private:
@@ -80,6 +98,7 @@ class Scheduler {
   const Sequence* prefix_donor(const Sequence& seq) const;
   void start(int32_t index);
   void fan_out(int32_t leader, int32_t row);
+  void add_draw(int32_t index, int32_t row, bool fanned_out);
   void schedule(int32_t index, int32_t num_rows);
   bool make_writable(int32_t index, int32_t num_rows);
   bool make_room(int32_t index);
@@ -97,7 +116,7 @@ class Scheduler {
   std::vector<int32_t> preempted_;  // by age, youngest first; all younger than every running one
   int32_t next_new_ = 0;            // the next leader that never ran
   // The batch.
-  std::vector<int32_t> tokens_, positions_, kv_rows_;
+  std::vector<int32_t> tokens_, positions_, kv_rows_, token_draws_;
   std::vector<model::Segment> segments_;
   std::vector<Scheduled> scheduled_;
   std::vector<Draw> draws_;

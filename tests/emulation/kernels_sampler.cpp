@@ -26,6 +26,7 @@ void draw_tokens(MatrixView logits, const DrawRequest* requests, DrawResult* res
     const auto bad = std::find_if(row.begin(), row.end(), [](float x) { return !std::isfinite(x); });
     if (bad != row.end()) {
       result[r].bad_token = static_cast<int32_t>(bad - row.begin());
+      result[r].logprob = *bad;
       continue;
     }
     SamplingParams params;
@@ -40,6 +41,17 @@ void draw_tokens(MatrixView logits, const DrawRequest* requests, DrawResult* res
     } else {
       result[r].overflow = 1;
     }
+  }
+}
+
+void take_tokens(const DrawResult* results, const int32_t* tasks, int64_t rows, int32_t* tokens,
+                 StreamHandle stream) {
+  if (emulation::recorded(stream, take_tokens, results, tasks, rows, tokens)) return;
+  const emulation::Launch launch("take_tokens", stream);
+  const int32_t* task = launch.maybe(tasks, rows);
+  int32_t* token = launch.maybe(tokens, rows);
+  for (int64_t r = 0; r < rows; ++r) {
+    if (task[r] >= 0) token[r] = std::max(launch.at(results + task[r], 1)->token, 0);
   }
 }
 

@@ -41,7 +41,9 @@ void check_policy(const Gpu& gpu, DevicePolicy policy) {
   Rollout rollout(gpu, std::move(policy));
   const bool moe = rollout.config().num_experts > 0;
   const auto requests = mixed_requests(rollout.config().vocab_size);
-  const Run want = rollout.generate({.record_routing = true}, requests);
+  // Each step by itself, kernel by kernel.
+  const Run want =
+      rollout.generate({.cuda_graphs = false, .steps_ahead = false, .record_routing = true}, requests);
   CHECK(want.stats.preemptions == 0);
   struct Case {
     int32_t rows, chunk;

@@ -47,6 +47,7 @@ void check_graphs(const Gpu& gpu, DevicePolicy policy, WeightFormat format) {
     CAPTURE(options.max_batch_rows);
     EngineOptions plain = options;
     plain.cuda_graphs = false;
+    plain.steps_ahead = false;
     const Run want = rollout.generate(plain, requests);
     CHECK(want.stats.graph_replays == 0);
     CHECK(want.stats.graph_captures == 0);
@@ -56,7 +57,6 @@ void check_graphs(const Gpu& gpu, DevicePolicy policy, WeightFormat format) {
     CHECK(first.stats.graph_captures > 0);
     CHECK(first.stats.graph_replays > 0);
     if (options.kv_cache_tokens == 176) CHECK(first.stats.preemptions > 0);
-    CHECK(first.stats.forwards == want.stats.forwards);
 
     // Other bytes at the same addresses: the same graphs.
     const auto set_weights = [&](const DevicePolicy& from) {
@@ -158,7 +158,7 @@ TEST_CASE("Graphs are captured again where memory has moved and for longer conte
     request.num_samples = 2;
     request.sampling.max_new_tokens = 20;
   }
-  const Run want = rollout.generate({.cuda_graphs = false}, requests);
+  const Run want = rollout.generate({.cuda_graphs = false, .steps_ahead = false}, requests);
   const auto engine = rollout.engine({.max_batch_rows = 16, .prefill_chunk = 16});
   check_same(generate(*engine, requests).samples, want.samples);
   engine->reset_stats();

@@ -11,6 +11,7 @@
 
 using namespace accord;
 using namespace accord::rollout;
+using accord::rollout::testing::AheadPolicy;
 using accord::rollout::testing::FakePolicy;
 using accord::rollout::testing::reference_sample;
 
@@ -49,16 +50,29 @@ std::vector<Request> mixed_requests() {
 }
 
 struct TestEngine {
-  explicit TestEngine(EngineOptions options, int threads = 1, Detokenize detokenize = {}) : pool(threads) {
+  // `steps_ahead`: over a policy that can, as a device's.
+  explicit TestEngine(EngineOptions options, bool steps_ahead = false, int threads = 1,
+                      Detokenize detokenize = {})
+      : pool(threads) {
     options.run_seed = kSeed;
-    auto owned = std::make_unique<FakePolicy>(pool);
-    policy = owned.get();
+    std::unique_ptr<Policy> owned;
+    if (steps_ahead) {
+      auto made = std::make_unique<AheadPolicy>(pool);
+      ahead = made.get();
+      policy = &made->fake;
+      owned = std::move(made);
+    } else {
+      auto made = std::make_unique<FakePolicy>(pool);
+      policy = made.get();
+      owned = std::move(made);
+    }
     auto created = Engine::create(std::move(owned), options, std::move(detokenize));
     REQUIRE(created.ok());
     engine = std::move(*created);
   }
   ThreadPool pool;
   FakePolicy* policy = nullptr;
+  AheadPolicy* ahead = nullptr;  // or null
   std::unique_ptr<Engine> engine;
 };
 
@@ -114,8 +128,18 @@ TEST_CASE("samples do not depend on batch rows, prefill chunk, cache size or thr
     CAPTURE(c.rows);
     CAPTURE(c.chunk);
     CAPTURE(c.cache);
-    TestEngine test({.max_batch_rows = c.rows, .prefill_chunk = c.chunk, .kv_cache_tokens = c.cache},
-                    c.threads);
+    const EngineOptions options{
+        .max_batch_rows = c.rows, .prefill_chunk = c.chunk, .kv_cache_tokens = c.cache};
+    TestEngine ahead(options, /*steps_ahead=*/true, c.threads);
+    check_reference(generate(*ahead.engine, requests), requests);
+    CHECK(ahead.ahead->unknown_tokens > 0);
+    CHECK(ahead.engine->stats().peak_cache_rows <= c.cache);
+    EngineOptions in_turn = options;
+    in_turn.steps_ahead = false;
+    TestEngine waits(in_turn, /*steps_ahead=*/true, c.threads);
+    check_reference(generate(*waits.engine, requests), requests);
+    CHECK(waits.ahead->unknown_tokens == 0);
+    TestEngine test(options, /*steps_ahead=*/false, c.threads);
     check_reference(generate(*test.engine, requests), requests);
     CHECK(test.policy->largest_batch <= c.rows);
     CHECK(test.engine->stats().peak_cache_rows <= c.cache);
@@ -144,10 +168,14 @@ TEST_CASE("random schedules under a tight cache equal the reference and end") {
           request_of(1000 + i, prompt, static_cast<int32_t>(1 + random.next_below(6)), max_new));
       longest = std::max<int64_t>(longest, prompt + max_new - 1);
     }
-    TestEngine test({.max_batch_rows = static_cast<int32_t>(1 + random.next_below(40)),
-                     .prefill_chunk = static_cast<int32_t>(1 + random.next_below(40)),
-                     .kv_cache_tokens = longest + static_cast<int64_t>(random.next_below(100))});
-    check_reference(generate(*test.engine, requests), requests);
+    const EngineOptions options{.max_batch_rows = static_cast<int32_t>(1 + random.next_below(40)),
+                                .prefill_chunk = static_cast<int32_t>(1 + random.next_below(40)),
+                                .kv_cache_tokens = longest + static_cast<int64_t>(random.next_below(100))};
+    for (const bool ahead : {false, true}) {
+      CAPTURE(ahead);
+      TestEngine test(options, ahead);
+      check_reference(generate(*test.engine, requests), requests);
+    }
   }
 }
 
@@ -159,9 +187,12 @@ TEST_CASE("siblings finish in a cache that holds exactly one of them") {
       auto requests =
           std::vector<Request>{request_of(1, prompt_length, 4, max_new), request_of(2, 1, 3, max_new)};
       for (Request& request : requests) request.sampling.stop_tokens.clear();
-      TestEngine test(
-          {.max_batch_rows = 9, .prefill_chunk = 9, .kv_cache_tokens = prompt_length + max_new - 1});
-      check_reference(generate(*test.engine, requests), requests);
+      for (const bool ahead : {false, true}) {
+        CAPTURE(ahead);
+        TestEngine test(
+            {.max_batch_rows = 9, .prefill_chunk = 9, .kv_cache_tokens = prompt_length + max_new - 1}, ahead);
+        check_reference(generate(*test.engine, requests), requests);
+      }
     }
   }
 }
@@ -220,9 +251,13 @@ TEST_CASE("samples carry the weight version and cache memory may be overwritten 
   check_reference(second, requests);
 }
 
-TEST_CASE("callbacks see every token in order, each sample once, and the routing of its inputs") {
+namespace {
+
+void check_callbacks(bool ahead) {
+  CAPTURE(ahead);
   auto requests = mixed_requests();
-  TestEngine test({.max_batch_rows = 16, .prefill_chunk = 9, .kv_cache_tokens = 160, .record_routing = true});
+  TestEngine test({.max_batch_rows = 16, .prefill_chunk = 9, .kv_cache_tokens = 160, .record_routing = true},
+                  ahead);
   std::map<SampleKey, std::vector<int32_t>> streamed;
   std::map<SampleKey, std::vector<int32_t>> routed;
   std::map<SampleKey, int> finished;
@@ -255,6 +290,13 @@ TEST_CASE("callbacks see every token in order, each sample once, and the routing
   }
 }
 
+}  // namespace
+
+TEST_CASE("callbacks see every token in order, each sample once, and the routing of its inputs") {
+  check_callbacks(false);
+  check_callbacks(true);
+}
+
 TEST_CASE("stop strings end a sample at the token that completes them") {
   // Token t reads as one letter; 26 and above read as nothing, as special tokens do.
   const Detokenize letters = [](std::span<const int32_t> ids) {
@@ -273,13 +315,15 @@ TEST_CASE("stop strings end a sample at the token that completes them") {
   const std::string text = letters(response);
   const std::string stop = text.substr(20, 5);
 
-  TestEngine test({}, 1, letters);
-  requests[0].sampling.stop_strings = {"never, no letter", stop};
-  const auto stopped = generate(*test.engine, requests).at(0);
-  CHECK(stopped.finish == FinishReason::kStop);
-  const std::string got = letters(std::span(stopped.tokens).subspan(4));
-  CHECK(got == text.substr(0, text.find(stop) + stop.size()));
-  CHECK(std::equal(stopped.tokens.begin(), stopped.tokens.end(), free_run.tokens.begin()));
+  for (const bool ahead : {false, true}) {
+    TestEngine test({}, ahead, 1, letters);
+    requests[0].sampling.stop_strings = {"never, no letter", stop};
+    const auto stopped = generate(*test.engine, requests).at(0);
+    CHECK(stopped.finish == FinishReason::kStop);
+    const std::string got = letters(std::span(stopped.tokens).subspan(4));
+    CHECK(got == text.substr(0, text.find(stop) + stop.size()));
+    CHECK(std::equal(stopped.tokens.begin(), stopped.tokens.end(), free_run.tokens.begin()));
+  }
 
   const auto refused = plain.engine->generate(requests);
   REQUIRE(!refused.ok());
@@ -287,41 +331,50 @@ TEST_CASE("stop strings end a sample at the token that completes them") {
 }
 
 TEST_CASE("a stop request ends generation and frees the cache") {
-  TestEngine test({.max_batch_rows = 8, .prefill_chunk = 8, .kv_cache_tokens = 256});
-  const auto requests = mixed_requests();
-  std::stop_source source;
-  int tokens = 0;
-  Callbacks callbacks;
-  callbacks.on_token = [&](const SampleKey&, int32_t, float) {
-    if (++tokens == 20) source.request_stop();
-  };
-  const auto cancelled = test.engine->generate(requests, callbacks, source.get_token());
-  CHECK(absl::IsCancelled(cancelled.status()));
-  CHECK(tokens < 40);
-  check_reference(generate(*test.engine, requests), requests);
+  for (const bool ahead : {false, true}) {
+    CAPTURE(ahead);
+    TestEngine test({.max_batch_rows = 8, .prefill_chunk = 8, .kv_cache_tokens = 256}, ahead);
+    const auto requests = mixed_requests();
+    std::stop_source source;
+    int tokens = 0;
+    Callbacks callbacks;
+    callbacks.on_token = [&](const SampleKey&, int32_t, float) {
+      if (++tokens == 20) source.request_stop();
+    };
+    const auto cancelled = test.engine->generate(requests, callbacks, source.get_token());
+    CHECK(absl::IsCancelled(cancelled.status()));
+    CHECK(tokens < 40);
+    check_reference(generate(*test.engine, requests), requests);
+  }
 }
 
 TEST_CASE("a logit that is not finite names the sample") {
-  TestEngine test({});
-  test.policy->spoil = std::numeric_limits<float>::quiet_NaN();
-  test.engine->set_weight_version(9);
-  const auto failed = test.engine->generate(std::vector<Request>{request_of(77, 5, 2, 4)});
-  REQUIRE(!failed.ok());
-  CHECK(mentions(failed.status(), "step 7, prompt 77, sample 0, position 5, weight version 9"));
-  test.policy->spoil = 0.0F;
-  const auto requests = mixed_requests();
-  check_reference(generate(*test.engine, requests), requests);
+  for (const bool ahead : {false, true}) {
+    CAPTURE(ahead);
+    TestEngine test({}, ahead);
+    test.policy->spoil = std::numeric_limits<float>::quiet_NaN();
+    test.engine->set_weight_version(9);
+    const auto failed = test.engine->generate(std::vector<Request>{request_of(77, 5, 2, 4)});
+    REQUIRE(!failed.ok());
+    CHECK(mentions(failed.status(), "step 7, prompt 77, sample 0, position 5, weight version 9"));
+    test.policy->spoil = 0.0F;
+    const auto requests = mixed_requests();
+    check_reference(generate(*test.engine, requests), requests);
+  }
 }
 
 TEST_CASE("a policy that fails to draw ends the call and frees the cache") {
-  TestEngine test({});
-  const auto requests = mixed_requests();
-  test.policy->draw_status = unavailable_error("the device is gone");
-  const auto failed = test.engine->generate(requests);
-  REQUIRE(!failed.ok());
-  CHECK(mentions(failed.status(), "the device is gone"));
-  test.policy->draw_status = absl::OkStatus();
-  check_reference(generate(*test.engine, requests), requests);
+  for (const bool ahead : {false, true}) {
+    CAPTURE(ahead);
+    TestEngine test({}, ahead);
+    const auto requests = mixed_requests();
+    test.policy->draw_status = unavailable_error("the device is gone");
+    const auto failed = test.engine->generate(requests);
+    REQUIRE(!failed.ok());
+    CHECK(mentions(failed.status(), "the device is gone"));
+    test.policy->draw_status = absl::OkStatus();
+    check_reference(generate(*test.engine, requests), requests);
+  }
 }
 
 TEST_CASE("bad requests are refused before anything runs") {

@@ -7,6 +7,7 @@
 #include <set>
 #include <span>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "rollout/host_drawer.hpp"
@@ -21,7 +22,7 @@ inline uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-class FakePolicy : public Policy {
+class FakePolicy : public HostPolicy {
  public:
   static constexpr int64_t kVocab = 37;
   static constexpr int64_t kMaxPositions = 600;
@@ -83,7 +84,7 @@ class FakePolicy : public Policy {
   }
 
   Status draw(std::span<const DrawTask> tasks, std::span<StatusOr<DrawnToken>> drawn,
-              DrawSeconds& seconds) override {
+              double& sampling_seconds) override {
     const auto logits = [this](std::span<const int32_t> rows, MatrixView logits_RV) {
       for (size_t r = 0; r < rows.size(); ++r) {
         const uint64_t state = states_.at(static_cast<size_t>(rows[r]));
@@ -93,7 +94,7 @@ class FakePolicy : public Policy {
       }
       rows_with_logits += rows.size();
     };
-    drawer_.draw(tasks, logits, drawn, seconds);
+    drawer_.draw(tasks, logits, drawn, sampling_seconds);
     return draw_status;
   }
 
@@ -112,6 +113,62 @@ class FakePolicy : public Policy {
   std::vector<uint64_t> cache_;
   std::vector<uint64_t> states_;
   int64_t max_rows_ = 0;
+};
+
+// The same a step ahead: what a step has drawn shows only when it is collected.
+class AheadPolicy : public Policy {
+ public:
+  explicit AheadPolicy(ThreadPool& pool) : fake(pool) {}
+
+  int64_t vocab_size() const override { return fake.vocab_size(); }
+  int64_t max_positions() const override { return fake.max_positions(); }
+  int64_t routing_width() const override { return fake.routing_width(); }
+  int64_t num_experts() const override { return fake.num_experts(); }
+  int64_t cache_row_bytes() const override { return fake.cache_row_bytes(); }
+  Status reserve(int64_t cache_rows, int64_t max_batch_rows) override {
+    return fake.reserve(cache_rows, max_batch_rows);
+  }
+  std::span<std::byte> cache_memory() override { return fake.cache_memory(); }
+  void copy_rows(int32_t from, int32_t to, int32_t count) override { fake.copy_rows(from, to, count); }
+
+  Status begin() override {
+    under_way_.clear();
+    last_.clear();
+    return absl::OkStatus();
+  }
+  size_t max_steps_ahead() const override { return 1; }
+  Status submit(const Step& step) override {
+    if (under_way_.size() > 1) throw std::logic_error("too many steps");
+    std::vector<int32_t> tokens(step.batch.tokens.begin(), step.batch.tokens.end());
+    for (size_t row = 0; row < tokens.size(); ++row) {
+      const int32_t task = step.token_tasks[row];
+      if (task < 0) continue;
+      if (tokens[row] != 0) throw std::logic_error("a token that is not known");
+      tokens[row] = last_.at(static_cast<size_t>(task));
+      ++unknown_tokens;
+    }
+    Step known = step;
+    known.batch.tokens = tokens;
+    ACCORD_RETURN_IF_ERROR(fake.submit(known));
+    ACCORD_RETURN_IF_ERROR(fake.collect(under_way_.emplace_back()));
+    last_.clear();
+    for (const StatusOr<DrawnToken>& drawn : under_way_.back().drawn) {
+      last_.push_back(drawn.ok() ? drawn->token : 0);
+    }
+    return absl::OkStatus();
+  }
+  Status collect(StepResult& result) override {
+    result = std::move(under_way_.front());
+    under_way_.erase(under_way_.begin());
+    return absl::OkStatus();
+  }
+
+  FakePolicy fake;
+  uint64_t unknown_tokens = 0;
+
+ private:
+  std::vector<StepResult> under_way_;
+  std::vector<int32_t> last_;
 };
 
 // What an engine over FakePolicy must draw, computed one token at a time without a cache.

@@ -57,13 +57,13 @@ TEST_CASE("draws in pieces equal draws one by one") {
       }
     };
     std::vector<StatusOr<DrawnToken>> drawn(tasks.size(), DrawnToken{});
-    DrawSeconds seconds;
+    double seconds = 0.0;
     drawer.draw(tasks, logits, drawn, seconds);
     CHECK(pieces == std::vector<size_t>{16, 3});
     REQUIRE(asked.size() == 19);
     for (int32_t row = 0; row < 19; ++row) CHECK(asked[static_cast<size_t>(row)] == 50 - row);
-    CHECK(seconds.logits > 0);
-    CHECK(seconds.sampling > 0);
+    
+    CHECK(seconds > 0);
 
     SamplerScratch scratch;
     std::vector<float> row(kVocab);
@@ -97,7 +97,7 @@ TEST_CASE("a row that cannot be drawn from is the error of its own tasks alone")
   greedy.temperature = 0.0F;
   const std::vector<DrawTask> tasks = {{0, &greedy, 1}, {1, &greedy, 2}, {1, &greedy, 3}, {2, &greedy, 4}};
   std::vector<StatusOr<DrawnToken>> drawn(tasks.size(), DrawnToken{});
-  DrawSeconds seconds;
+  double seconds = 0.0;
   drawer.draw(tasks, logits, drawn, seconds);
   CHECK(drawn[0]->token == 4);
   CHECK(drawn[3]->token == 4);
