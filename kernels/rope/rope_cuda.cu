@@ -1,6 +1,7 @@
 // y[i] = x[i] cos - x[i+half] sin;  y[i+half] = x[i+half] cos + x[i] sin, of every head of x [T, heads * 2 *
 // half]. Two products and one sum in fp32, rounded once: the CPU's bits. A thread turns kWidth pairs of one
 // head.
+#include "kernels/copy/copy_cuda.hpp"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/rope/rope_cuda.hpp"
@@ -36,6 +37,27 @@ __device__ inline void store_values(T* p, const float (&x)[kWidth]) {
   }
 }
 
+// kWidth pairs: a's with b's. Everything is read before something is written.
+template <class T, int kWidth>
+__device__ inline void turn(const T* a_values, const T* b_values, const RopeTableView& table, int64_t at,
+                            T* first_out, T* second_out) {
+  float a[kWidth];
+  float b[kWidth];
+  load_values<T>(a_values, a);
+  load_values<T>(b_values, b);
+  float first[kWidth];
+  float second[kWidth];
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    const float cos = table.cos[at + j];
+    const float sin = table.sin[at + j];
+    first[j] = a[j] * cos - b[j] * sin;
+    second[j] = b[j] * cos + a[j] * sin;
+  }
+  store_values<T>(first_out, first);
+  store_values<T>(second_out, second);
+}
+
 template <class T, int kWidth, bool kNeighbours>
 __global__ void __launch_bounds__(kThreads)
     rope_kernel(const T* x, int64_t x_stride, Heads shape, const int32_t* positions, RopeTableView table,
@@ -53,21 +75,46 @@ __global__ void __launch_bounds__(kThreads)
     const T* in = x + t * x_stride + head * shape.x_head;
     T* out = y + (y_rows == nullptr ? t : y_rows[t]) * y_stride + head * shape.y_head + c;
     const int64_t at = positions[t] * half + c;
-    float a[kWidth];
-    float b[kWidth];
-    load_values<T>(in + (kNeighbours ? 2 * c : c), a);
-    load_values<T>(in + (kNeighbours ? 2 * c + 1 : c + half), b);
-    float first[kWidth];
-    float second[kWidth];
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      const float cos = table.cos[at + j];
-      const float sin = table.sin[at + j];
-      first[j] = a[j] * cos - b[j] * sin;
-      second[j] = b[j] * cos + a[j] * sin;
+    turn<T, kWidth>(in + (kNeighbours ? 2 * c : c), in + (kNeighbours ? 2 * c + 1 : c + half), table, at, out,
+                    out + half);
+  }
+}
+
+// A row's queries, keys and values, one after the other: of the first two a thread turns kWidth pairs, of the
+// last it copies as many elements.
+struct CacheRows {
+  const BF16 *q, *k, *v;
+  BF16 *q_out, *k_cache, *v_cache;
+  int64_t q_stride, k_stride, v_stride, q_out_stride, k_cache_stride, v_cache_stride;
+  int64_t rows;
+  int q_heads, kv_heads;
+  const int32_t *positions, *to_rows;
+};
+
+__global__ void __launch_bounds__(kThreads) cache_kernel(const CacheRows r, RopeTableView table) {
+  constexpr int kWidth = gpu::kVector<BF16>;
+  const int half = static_cast<int>(table.half);
+  const int per_head = half / kWidth;
+  const int turned = (r.q_heads + r.kv_heads) * per_head;
+  const int per_row = turned + 2 * r.kv_heads * per_head;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < r.rows * per_row;
+       i += step) {
+    const int64_t t = i / per_row;
+    const int item = static_cast<int>(i - t * per_row);
+    if (item >= turned) {
+      const int c = (item - turned) * kWidth;
+      gpu::store16(r.v_cache + r.to_rows[t] * r.v_cache_stride + c, gpu::load16(r.v + t * r.v_stride + c));
+      continue;
     }
-    store_values<T>(out, first);
-    store_values<T>(out + half, second);
+    const int head = item / per_head;
+    const int c = (item - head * per_head) * kWidth;
+    const bool query = head < r.q_heads;
+    const int column = (query ? head : head - r.q_heads) * 2 * half + c;
+    const BF16* in = (query ? r.q + t * r.q_stride : r.k + t * r.k_stride) + column;
+    BF16* out = (query ? r.q_out + t * r.q_out_stride : r.k_cache + r.to_rows[t] * r.k_cache_stride) + column;
+    turn<BF16, kWidth>(in, in + half, table, static_cast<int64_t>(r.positions[t]) * half + c, out,
+                       out + half);
   }
 }
 
@@ -116,6 +163,50 @@ void apply_rope_heads(MatrixView x, const RopeHeadsLayout& layout, const int32_t
   const Heads shape{x.rows, layout.heads, layout.x_stride, layout.y_stride};
   x.dtype == Dtype::kBF16 ? launch<BF16>(x, shape, layout.neighbours, positions, table, y, y_rows, stream)
                           : launch<float>(x, shape, layout.neighbours, positions, table, y, y_rows, stream);
+}
+
+void rope_to_cache(const RopeToCache& args, const RopeTableView& table, StreamHandle stream) {
+  const int64_t dim = 2 * table.half;
+  const MatrixView all[] = {args.q, args.k, args.v, args.q_out, args.k_cache, args.v_cache};
+  bool vector = table.half % gpu::kVector<BF16> == 0;
+  for (const MatrixView& x : all) {
+    require(x.dtype == Dtype::kBF16 && x.cols % dim == 0, "x.dtype == Dtype::kBF16 && x.cols % dim == 0");
+    vector = vector && gpu::is_vectorizable(x);
+  }
+  require(args.q.cols == args.q_out.cols && args.k.cols == args.k_cache.cols &&
+              args.v.cols == args.v_cache.cols && args.k.cols == args.v.cols,
+          "q and q_out, and k, v and the caches' rows of one width");
+  if (args.q.rows == 0) {
+    return;
+  }
+  if (!vector) {
+    apply_rope(args.q, args.positions, table, args.q_out, nullptr, stream);
+    apply_rope(args.k, args.positions, table, args.k_cache, args.to_rows, stream);
+    scatter_rows(args.v, args.to_rows, args.v_cache, stream);
+    return;
+  }
+  const auto data = [](const MatrixView& x) { return static_cast<BF16*>(x.data); };
+  const CacheRows rows{data(args.q),
+                       data(args.k),
+                       data(args.v),
+                       data(args.q_out),
+                       data(args.k_cache),
+                       data(args.v_cache),
+                       args.q.stride,
+                       args.k.stride,
+                       args.v.stride,
+                       args.q_out.stride,
+                       args.k_cache.stride,
+                       args.v_cache.stride,
+                       args.q.rows,
+                       static_cast<int>(args.q.cols / dim),
+                       static_cast<int>(args.k.cols / dim),
+                       args.positions,
+                       args.to_rows};
+  const int64_t work = args.q.rows * (args.q.cols / 2 + args.k.cols / 2 + args.v.cols) / gpu::kVector<BF16>;
+  cache_kernel<<<gpu::strided_grid(gpu::ceil_div(work, kThreads), kBlocksPerSm), kThreads, 0, stream>>>(
+      rows, table);
+  check_launch("rope_to_cache");
 }
 
 }  // namespace accord::kernels::cuda

@@ -29,4 +29,15 @@ struct RopeHeadsLayout {
 void apply_rope_heads(MatrixView x, const RopeHeadsLayout& layout, const int32_t* positions,
                       const RopeTableView& table, MatrixView y, const int32_t* y_rows, StreamHandle stream);
 
+// What attention of a batch reads, in one launch: q_out[t] and row to_rows[t] of k_cache are q and k turned
+// as by apply_rope, and row to_rows[t] of v_cache is v[t]. q, k, v [T, heads * 2 * half] bf16; q_out may be
+// q.
+struct RopeToCache {
+  MatrixView q, k, v;
+  MatrixView q_out, k_cache, v_cache;
+  const int32_t* positions = nullptr;  // [T]
+  const int32_t* to_rows = nullptr;    // [T]; no two rows go to the same place
+};
+void rope_to_cache(const RopeToCache& args, const RopeTableView& table, StreamHandle stream);
+
 }  // namespace accord::kernels::cuda

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "bench/operations.hpp"
-#include "kernels/copy/copy_cuda.hpp"
 #include "kernels/embedding/embedding_cuda.hpp"
 #include "kernels/formats/mxfp8_cuda.hpp"
 #include "kernels/formats/nvfp4_cuda.hpp"
@@ -51,7 +50,6 @@ class Forward {
       norm_rows("k norm", s_.rows * s_.kv_heads, s_.head_dim);
     }
     rope();
-    cache_values();
     attention();
     quantize("quantize attention", s_.rows, s_.q_width);
     expand("expand attention", s_.rows, s_.q_width);
@@ -248,24 +246,14 @@ class Forward {
   void rope() {
     const int64_t half = s_.head_dim / 2;
     const int64_t positions = phase_.length;
-    const auto turn = [&](const std::string& name, int64_t width, const int32_t* to_rows) {
-      const double values = d(s_.rows * width);
-      report("rope", name, {2 * values, 2 * values, 0}, [&] {
-        const float* const angles = bench_.f32(positions * half);
-        cuda::apply_rope(in(s_.rows, width), batch_.positions.as<int32_t>(), {angles, angles, half},
-                         out_bf16(to_rows == nullptr ? s_.rows : phase_.cache_rows(), width), to_rows,
-                         bench_.stream());
-      });
-    };
-    turn("rotary q", s_.q_width, nullptr);
-    turn("rotary k, into the cache", s_.kv_width, batch_.rows.as<int32_t>());
-  }
-
-  void cache_values() {
-    const double values = d(s_.rows * s_.kv_width);
-    report("copy", "v into the cache", {2 * values, 2 * values, 0}, [&] {
-      cuda::scatter_rows(in(s_.rows, s_.kv_width), batch_.rows.as<int32_t>(),
-                         out_bf16(phase_.cache_rows(), s_.kv_width), bench_.stream());
+    const double values = d(s_.rows * (s_.q_width + 2 * s_.kv_width));
+    report("rope", "rotary q and k, k and v into the cache", {2 * values, 2 * values, 0}, [&] {
+      const float* const angles = bench_.f32(positions * half);
+      cuda::rope_to_cache({in(s_.rows, s_.q_width), in(s_.rows, s_.kv_width), in(s_.rows, s_.kv_width),
+                           out_bf16(s_.rows, s_.q_width), out_bf16(phase_.cache_rows(), s_.kv_width),
+                           out_bf16(phase_.cache_rows(), s_.kv_width), batch_.positions.as<int32_t>(),
+                           batch_.rows.as<int32_t>()},
+                          {angles, angles, half}, bench_.stream());
     });
   }
 

@@ -3,7 +3,6 @@
 #include <functional>
 #include <initializer_list>
 
-#include "kernels/copy/copy_cuda.hpp"
 #include "kernels/embedding/embedding_cuda.hpp"
 #include "kernels/moe/moe_cuda.hpp"
 #include "kernels/rmsnorm/rmsnorm_cuda.hpp"
@@ -122,10 +121,8 @@ class LayerRun {
       k_in = k_normed;
     }
     const CudaBatch& batch = m_.batch;
-    const cuda::RopeTableView table = m_.rope_view();
-    cuda::apply_rope(q_in, batch.positions, table, q, nullptr, stream_);
-    cuda::apply_rope(k_in, batch.positions, table, kv_.k, batch.kv_rows, stream_);
-    cuda::scatter_rows(v, batch.kv_rows, kv_.v, stream_);
+    cuda::rope_to_cache({q_in, k_in, v, q, kv_.k, kv_.v, batch.positions, batch.kv_rows}, m_.rope_view(),
+                        stream_);
   }
 
   // `narrowest`: of the products of a tile. Operands of BF16 weights are the rows themselves.

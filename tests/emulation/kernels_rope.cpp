@@ -2,6 +2,7 @@
 // products, one sum, in fp32, rounded once.
 #include <algorithm>
 
+#include "kernels/copy/copy_cuda.hpp"
 #include "kernels/rope/rope_backward_cuda.hpp"
 #include "kernels/rope/rope_cuda.hpp"
 #include "tests/emulation/launch.hpp"
@@ -93,6 +94,17 @@ void apply_rope(MatrixView x, const int32_t* positions, const RopeTableView& tab
   require(x.cols == y.cols && x.cols % dim == 0, "x.cols == y.cols && x.cols % dim == 0");
   require(x.data != y.data || y_rows == nullptr, "y apart from x where rows move");
   apply_rope_heads(x, {x.cols / dim, dim, dim, false}, positions, table, y, y_rows, stream);
+}
+
+void rope_to_cache(const RopeToCache& args, const RopeTableView& table, StreamHandle stream) {
+  if (emulation::recorded(stream, rope_to_cache, args, table)) return;
+  for (const MatrixView& x : {args.q, args.k, args.v, args.q_out, args.k_cache, args.v_cache}) {
+    require(x.dtype == Dtype::kBF16, "bf16");
+  }
+  require(args.k.cols == args.v.cols, "k and v of one width");
+  apply_rope(args.q, args.positions, table, args.q_out, nullptr, stream);
+  apply_rope(args.k, args.positions, table, args.k_cache, args.to_rows, stream);
+  scatter_rows(args.v, args.to_rows, args.v_cache, stream);
 }
 
 namespace {

@@ -7,6 +7,7 @@
 
 #include "gpu.hpp"
 #include "hard_values.hpp"
+#include "kernels/copy/copy_cuda.hpp"
 #include "kernels/embedding/embedding.hpp"
 #include "kernels/embedding/embedding_cuda.hpp"
 #include "kernels/formats/mxfp8.hpp"
@@ -294,6 +295,89 @@ TEST_CASE("rows: rope has the CPU's bits") {
         compare(0.0F, dim, neighbours, scattered);
       }
     }
+  }
+}
+
+TEST_CASE("rows: rotary queries and keys and values go to the cache in one launch with the bits of three") {
+  const auto gpu = Gpu::open();
+  if (!gpu) return;
+  constexpr int64_t kTokens = 37;
+  constexpr int64_t kCacheRows = 64;
+  Random random(6);
+  std::vector<int32_t> positions;
+  std::vector<int32_t> rows;
+  for (int64_t t = 0; t < kTokens; ++t) {
+    positions.push_back(static_cast<int32_t>(random.next() % 4000));
+    rows.push_back(static_cast<int32_t>((t * 11 + 3) % kCacheRows));
+  }
+  const Memory position_memory = gpu->upload(positions);
+  const Memory row_memory = gpu->upload(rows);
+  struct Case {
+    int64_t dim, q_heads, kv_heads, pad;  // pad: elements between the rows of q, k and v
+    bool in_place;
+  };
+  for (const Case& c : {Case{64, 9, 3, 0, false},
+                        {128, 32, 4, 0, true},
+                        {16, 4, 2, 8, false},
+                        {32, 3, 3, 16, true},
+                        {64, 2, 1, 3, false},
+                        {8, 4, 2, 0, false}}) {
+    CAPTURE(c.dim);
+    CAPTURE(c.pad);
+    RopeTable table(c.dim, 10000.0, RopeScaling{});
+    table.ensure(4000);
+    const int64_t half = c.dim / 2;
+    const Memory cos = gpu->upload(table.cos(0), static_cast<size_t>(4000 * half) * sizeof(float));
+    const Memory sin = gpu->upload(table.sin(0), static_cast<size_t>(4000 * half) * sizeof(float));
+    const cuda::RopeTableView view{cos.as<float>(), sin.as<float>(), half};
+    const int64_t q_width = c.q_heads * c.dim;
+    const int64_t kv_width = c.kv_heads * c.dim;
+    const auto upload = [&](uint64_t seed, int64_t width) {
+      return gpu->upload(normal<BF16>(seed, kTokens * (width + c.pad)));
+    };
+    const auto matrix = [&](const Memory& memory, int64_t height, int64_t width, int64_t stride) {
+      return MatrixView{memory.data(), Dtype::kBF16, height, width, stride};
+    };
+    const Memory inputs[] = {upload(1, q_width), upload(2, kv_width), upload(3, kv_width)};
+    const MatrixView q = matrix(inputs[0], kTokens, q_width, q_width + c.pad);
+    const MatrixView k = matrix(inputs[1], kTokens, kv_width, kv_width + c.pad);
+    const MatrixView v = matrix(inputs[2], kTokens, kv_width, kv_width + c.pad);
+    struct Outputs {
+      std::vector<BF16> q, k, v;
+    };
+    const auto run = [&](bool one_launch) {
+      const std::vector<BF16> zeros(static_cast<size_t>(kCacheRows * q_width), BF16{});
+      const Memory q_copy = gpu->upload(normal<BF16>(1, kTokens * (q_width + c.pad)));
+      const Memory q_memory = gpu->upload(zeros);
+      const Memory k_memory = gpu->upload(zeros);
+      const Memory v_memory = gpu->upload(zeros);
+      MatrixView q_in = q;
+      MatrixView q_out = matrix(q_memory, kTokens, q_width, q_width);
+      if (c.in_place) {
+        q_in.data = q_copy.data();
+        q_out = q_in;
+      }
+      const MatrixView k_cache = matrix(k_memory, kCacheRows, kv_width, kv_width);
+      const MatrixView v_cache = matrix(v_memory, kCacheRows, kv_width, kv_width);
+      const auto* to = row_memory.as<int32_t>();
+      const auto* at_positions = position_memory.as<int32_t>();
+      if (one_launch) {
+        cuda::rope_to_cache({q_in, k, v, q_out, k_cache, v_cache, at_positions, to}, view, gpu->handle());
+      } else {
+        cuda::apply_rope(q_in, at_positions, view, q_out, nullptr, gpu->handle());
+        cuda::apply_rope(k, at_positions, view, k_cache, to, gpu->handle());
+        cuda::scatter_rows(v, to, v_cache, gpu->handle());
+      }
+      const Memory& turned = c.in_place ? q_copy : q_memory;
+      return Outputs{gpu->download<BF16>(turned, static_cast<size_t>(kTokens * q_out.stride)),
+                     gpu->download<BF16>(k_memory, static_cast<size_t>(kCacheRows * kv_width)),
+                     gpu->download<BF16>(v_memory, static_cast<size_t>(kCacheRows * kv_width))};
+    };
+    const Outputs got = run(true);
+    const Outputs want = run(false);
+    CHECK(different(got.q, want.q) == 0);
+    CHECK(different(got.k, want.k) == 0);
+    CHECK(different(got.v, want.v) == 0);
   }
 }
 
