@@ -1,0 +1,1 @@
+Rollout: a step is submitted while the one before still runs; drawn tokens go into the next batch on the device -c echo "Rollout: a step is submitted while the one before still runs; drawn tokens go into the next batch on the device" > /tmp/wt/integ/.git/COMMIT_EDITMSG
