@@ -62,7 +62,6 @@ TEST_CASE("draws in pieces equal draws one by one") {
     CHECK(pieces == std::vector<size_t>{16, 3});
     REQUIRE(asked.size() == 19);
     for (int32_t row = 0; row < 19; ++row) CHECK(asked[static_cast<size_t>(row)] == 50 - row);
-    
     CHECK(seconds > 0);
 
     SamplerScratch scratch;
