@@ -105,6 +105,7 @@ std::vector<int32_t> many_counts(int32_t experts, int32_t most) {
 TEST_CASE("products of experts with few rows equal the exact mode where tiles share blocks") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
+  const TensorCoreProducts products;
   const std::vector<int32_t> ragged = {0, 1, 5, 16, 17, 33, 0, 8, 9, 3, 0};
   for (const WeightFormat format : kFormats) {
     for (const Data data : kAllData) {
@@ -126,6 +127,7 @@ TEST_CASE("products of experts with few rows equal the exact mode where tiles sh
 TEST_CASE("products of experts with many rows equal the exact mode") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
+  const TensorCoreProducts products;
   const std::vector<int32_t> ragged = {0, 130, 1, 64, 65, 128, 129, 0, 260, 32, 33, 300, 5, 0};
   for (const WeightFormat format : kFormats) {
     for (const Data data : kAllData) check_groups(*gpu, format, data, ragged, 200, 136, 256, 128);
