@@ -1,13 +1,13 @@
-# ACCORD_CUDA=ON: the kernels for Hopper (sm_90a) and Blackwell (sm_100a). Compiling needs nvcc, not a GPU, and
-# the program runs without a driver: the CUDA runtime is linked statically and looks for one when first used.
+# ACCORD_CUDA=ON: the kernels for Hopper (sm_90a) and Blackwell (sm_100f: 10.0 and 10.3). Compiling needs nvcc, not a
+# GPU, and the program runs without a driver: the CUDA runtime is linked statically and looks for one when first used.
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   find_program(ACCORD_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
   if(ACCORD_NVCC)
     set(CMAKE_CUDA_COMPILER ${ACCORD_NVCC})
   endif()
 endif()
-set(ACCORD_CUDA_ARCHITECTURES 90a-real 100a-real CACHE STRING "Architectures of *_cuda.cu; one is for work on a kernel")
-set(CMAKE_CUDA_ARCHITECTURES ${ACCORD_CUDA_ARCHITECTURES})
+set(ACCORD_CUDA_ARCHITECTURES 90a-real 100f-real CACHE STRING "Architectures of *_cuda.cu; one is for work on a kernel")
+set(CMAKE_CUDA_ARCHITECTURES 90a-real) # for CMake's own trials, which know no family before 3.31; targets name theirs
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 enable_language(CUDA)
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION) # CMake 3.25 does not know how to ask nvcc for C++20
@@ -48,7 +48,8 @@ endfunction()
 function(accord_kernels_on_cuda)
   accord_kernel_objects(cuda ${ACCORD_CUDA_ARCHITECTURES})
   accord_kernel_objects(sm90 90a-real)
-  accord_kernel_objects(sm100 100a-real)
+  accord_kernel_objects(sm100 100f-real)
+  accord_kernel_objects(sm100a 100a-real 103a-real) # what a family-specific target does not have
   set_property(GLOBAL PROPERTY ACCORD_KERNEL_TARGETS ${ACCORD_KERNEL_TARGETS})
   target_compile_definitions(accord_device PUBLIC ACCORD_WITH_CUDA=1)
   target_link_libraries(accord_device PRIVATE CUDA::cudart_static)

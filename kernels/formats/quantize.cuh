@@ -11,6 +11,7 @@
 #include "kernels/cuda/vector.cuh"
 #include "kernels/formats/element.hpp"
 #include "kernels/formats/element_decode.hpp"
+#include "kernels/formats/native_cvt.cuh"
 #include "kernels/formats/nvfp4_scale.hpp"
 
 namespace accord::gpu {
@@ -68,11 +69,15 @@ __device__ inline float lane_max(float m, int width, uint32_t mask = kFullMask) 
 template <Element kElement>
 __device__ inline uint32_t mxfp8_exponent(float amax) {
   const float inverse = kElement == Element::kE4M3 ? formats::kInverseE4M3Max : formats::kInverseE5M2Max;
+#ifdef ACCORD_NATIVE_CVT
+  return native_e8m0_up(amax * inverse);
+#else
   const uint32_t bits = __float_as_uint(amax * inverse);
   // One more where any bit lies below the exponent, but subnormals up to 2^-127 have 0. 254 is the largest,
   // of Inf and of what lies above 2^127.
   const uint32_t e = (bits + (bits < 0x00800000u ? 0x003fffffu : 0x007fffffu)) >> 23;
   return min(e, 254u);
+#endif
 }
 
 // 2^(127-e); of e = 254 it is the subnormal 2^-127.
@@ -181,6 +186,13 @@ __device__ inline uint32_t pack_e2m1(const uint32_t (&bits)[8]) {
 
 __device__ inline uint32_t cast_e2m1(const float (&x)[8], float multiplier) {
   float scaled[8];
+#ifdef ACCORD_NATIVE_CVT
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    scaled[i] = x[i] * multiplier;
+  }
+  return native_e2m1(scaled);
+#else
   uint32_t bits[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -188,6 +200,7 @@ __device__ inline uint32_t cast_e2m1(const float (&x)[8], float multiplier) {
     bits[i] = round_e2m1(scaled[i]).bits;
   }
   return pack_e2m1(bits) | e2m1_signs(scaled);
+#endif
 }
 
 // Sixteen consecutive values of T, in registers as they lie in memory.

@@ -7,9 +7,9 @@
 namespace accord {
 namespace {
 
-// What the kernels are compiled for (cmake/cuda.cmake).
+// What the kernels are compiled for (cmake/cuda.cmake): sm_90a, and the family of sm_100f.
 bool has_kernels_for(const DeviceInfo& info) {
-  return info.minor == 0 && (info.major == 9 || info.major == 10);
+  return (info.major == 9 && info.minor == 0) || (info.major == 10 && (info.minor == 0 || info.minor == 3));
 }
 
 StatusOr<int> usable_devices() {
@@ -72,7 +72,7 @@ StatusOr<Device> Device::open(DeviceId id) {
   ACCORD_ASSIGN_OR_RETURN(const DeviceInfo info, backend::device_info(id.index));
   if (!has_kernels_for(info)) {
     return unavailable_error(
-        "{}: {} has compute capability {}.{}; the kernels are for 9.0 (Hopper) and 10.0 "
+        "{}: {} has compute capability {}.{}; the kernels are for 9.0 (Hopper), 10.0 and 10.3 "
         "(Blackwell)",
         to_string(id), info.name, info.major, info.minor);
   }
@@ -108,11 +108,8 @@ StatusOr<std::string> Device::arithmetic() const {
   if (!is_cuda()) {
     return std::string("cpu");
   }
-  if (cuda_is_emulated()) {
-    return std::string("emulated");
-  }
   ACCORD_ASSIGN_OR_RETURN(const DeviceInfo found, info());
-  return fmt::format("sm_{}{}", found.major, found.minor);
+  return fmt::format("{}sm_{}{}", cuda_is_emulated() ? "emulated " : "", found.major, found.minor);
 }
 
 Status Device::make_current() const { return is_cuda() ? backend::set_device(id_.index) : absl::OkStatus(); }

@@ -68,7 +68,8 @@ class Device {
   StatusOr<DeviceInfo> info() const;
   // For people: "cpu", "cuda:0 NVIDIA H200".
   StatusOr<std::string> describe() const;
-  // What computes: sums agree bit for bit only where this is the same. "cpu", "sm_90", "sm_100", "emulated".
+  // What computes: sums agree bit for bit only where this is the same. "cpu", "sm_90", "sm_100",
+  // "emulated sm_90".
   StatusOr<std::string> arithmetic() const;
   // CUDA keeps a current device per thread: a thread that launches on this device's streams calls this first.
   Status make_current() const;
