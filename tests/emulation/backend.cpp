@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/log.hpp"
+#include "tests/emulation/capability.hpp"
 #include "tests/emulation/memory.hpp"
 #include "tests/emulation/streams.hpp"
 
@@ -166,8 +167,9 @@ StatusOr<DeviceInfo> device_info(int device) {
   DeviceInfo info;
   info.name = "emulated";
   info.bus_id = fmt::format("emulated:{}", device);
-  info.major = 9;
-  info.minor = 0;
+  const emulation::Capability capability = emulation::capability();
+  info.major = capability.major;
+  info.minor = capability.minor;
   info.num_multiprocessors = emulation::kMultiprocessors;
   info.l2_bytes = kL2Bytes;
   info.total_bytes = static_cast<int64_t>(emulation::memory_bytes(device));
