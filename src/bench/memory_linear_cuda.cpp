@@ -108,7 +108,7 @@ class LinearUnderTest {
   void forward() {
     y_ = gpu_.allocate(static_cast<size_t>(options_.rows * options_.outputs) * sizeof(BF16));
     const int64_t tile = model::CudaLinears::tile_rows(options_.rows, options_.outputs);
-    must(linears_.reserve(tile * options_.inputs, tile));
+    must(linears_.reserve(tile * options_.inputs, tile, options_.inputs));
     const MatrixView x = matrix_view(x_.as<BF16>(), options_.rows, options_.inputs);
     const MatrixView y = matrix_view(y_.as<BF16>(), options_.rows, options_.outputs);
     model::CudaLinears::for_tiles(options_.rows, options_.outputs, [&](int64_t begin, int64_t count) {

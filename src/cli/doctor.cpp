@@ -1,4 +1,5 @@
 // accord doctor: what this machine offers, and what of it this build can use.
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -6,6 +7,7 @@
 #include "cli/commands.hpp"
 #include "comm/nccl_api.hpp"
 #include "device/device.hpp"
+#include "kernels/block_scaled/cublaslt_api.hpp"
 
 namespace accord::cli {
 namespace {
@@ -33,6 +35,17 @@ std::string nccl_text() {
   return nccl.ok() ? nccl->origin : "none: " + std::string(message_of(nccl.status()));
 }
 
+// cuBLASLt, which multiplies quantized weights on Blackwell: its version, or why there is none.
+std::string cublaslt_text() {
+  const auto api = kernels::block_scaled::cublaslt_of_this_build();
+  return api.ok() ? api->origin : "none: " + std::string(message_of(api.status()));
+}
+
+bool any_blackwell(const std::vector<Row>& rows) {
+  constexpr int kMajor = 10;
+  return std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.info.major == kMajor; });
+}
+
 void print_text(const std::vector<Row>& rows, const std::string& no_devices) {
   std::printf("%s\n", build_id().c_str());
   std::printf("cpu     %u threads\n", std::thread::hardware_concurrency());
@@ -50,6 +63,9 @@ void print_text(const std::vector<Row>& rows, const std::string& no_devices) {
   }
   if (kBuiltWithCuda) {
     std::printf("nccl    %s\n", nccl_text().c_str());
+  }
+  if (any_blackwell(rows)) {
+    std::printf("cublaslt %s\n", cublaslt_text().c_str());
   }
 }
 
@@ -74,6 +90,9 @@ void print_json(const std::vector<Row>& rows, const std::string& no_devices) {
   }
   if (kBuiltWithCuda) {
     out["nccl"] = nccl_text();
+  }
+  if (any_blackwell(rows)) {
+    out["cublaslt"] = cublaslt_text();
   }
   if (!no_devices.empty()) {
     out["cuda_unavailable"] = no_devices;

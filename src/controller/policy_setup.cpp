@@ -49,10 +49,12 @@ Status check_device(const char* pool, recipe::DeviceChoice choice, const recipe:
   return absl::OkStatus();
 }
 
-StatusOr<SetupReport> report_of(const Device& device, int64_t arena_bytes, int32_t threads) {
+StatusOr<SetupReport> report_of(const Device& device, const std::string& products, int64_t arena_bytes,
+                                int32_t threads) {
   SetupReport report;
   ACCORD_ASSIGN_OR_RETURN(report.device, device.describe());
   ACCORD_ASSIGN_OR_RETURN(report.arithmetic, device.arithmetic());
+  if (!products.empty()) report.arithmetic += ", " + products;
   report.arena_bytes = arena_bytes;
   report.threads = threads;
   return report;

@@ -2,6 +2,7 @@
 // What both kinds of worker do with a SetupJob: recompute plan and manifest from the recipe, and refuse to
 // go on if they are not the controller's.
 #include <cstdint>
+#include <string>
 
 #include "base/status.hpp"
 #include "checkpoint/hf_config.hpp"
@@ -27,6 +28,8 @@ StatusOr<PolicySetup> make_policy_setup(const SetupJob& job, int64_t expert_shar
 Status check_device(const char* pool, recipe::DeviceChoice choice, const recipe::Recipe& recipe,
                     const Device& device);
 
-StatusOr<SetupReport> report_of(const Device& device, int64_t arena_bytes, int32_t threads);
+// `products`: what computes products besides the device, as ServedModel and Trainer say it; empty: nothing.
+StatusOr<SetupReport> report_of(const Device& device, const std::string& products, int64_t arena_bytes,
+                                int32_t threads);
 
 }  // namespace accord::controller

@@ -78,7 +78,7 @@ StatusOr<SetupReport> RolloutWorkerImpl::setup(const SetupJob& job) {
   receiver_ = std::make_unique<weights::UpdateReceiver>(policy_->manifest, arena_->data(), *pool_, copy);
   ACCORD_ASSIGN_OR_RETURN(tokenizer_, text::Tokenizer::load(recipe.model.checkpoint));
   ACCORD_RETURN_IF_ERROR(make_model());
-  return report_of(device_, policy_->manifest.arena_bytes, pool_->num_threads());
+  return report_of(device_, model_->products(), policy_->manifest.arena_bytes, pool_->num_threads());
 }
 
 Status RolloutWorkerImpl::make_model() {

@@ -1,6 +1,7 @@
 #pragma once
 // A model and an engine over it, on a device where the bytes of an arena lie.
 #include <memory>
+#include <string>
 
 #include "base/dtype.hpp"
 #include "base/flow.hpp"
@@ -21,6 +22,8 @@ class ServedModel {
   // Called when the arena's bytes have changed, before anything is generated from them. Errors (kBadData):
   // weights that the device cannot compute with, by name.
   virtual Status weights_changed() = 0;
+  // What computes products, where that is more than the device (CudaModel::products); else empty.
+  virtual std::string products() const { return {}; }
 };
 
 struct ServedModelOptions {

@@ -13,6 +13,7 @@ class CudaServedModel final : public ServedModel {
 
   rollout::Engine& engine() override { return *engine_; }
   Status weights_changed() override { return model_->check_weights(); }
+  std::string products() const override { return model_->products(); }
 
  private:
   const std::unique_ptr<model::CudaModel> model_;

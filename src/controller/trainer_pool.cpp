@@ -41,7 +41,8 @@ Status check_arithmetic(const Pools& pools, std::span<const SetupReport> reports
     if (reports[i].arithmetic != reports[0].arithmetic) {
       return recipe_error(
           "{} computes on {} ({}) and {} on {} ({}): their sums differ in the last bits, so rollout and "
-          "trainer would not agree on log-probabilities; give all workers devices of one kind (--device)",
+          "trainer would not agree on log-probabilities; give all workers devices of one kind (--device) "
+          "and, where it is named, one cuBLASLt (ACCORD_CUBLASLT)",
           pools.name(0), reports[0].device, reports[0].arithmetic, pools.name(i), reports[i].device,
           reports[i].arithmetic);
     }

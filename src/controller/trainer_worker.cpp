@@ -149,7 +149,7 @@ StatusOr<SetupReport> TrainerWorkerImpl::setup(const SetupJob& job) {
   ACCORD_RETURN_IF_ERROR(trainer_->bind_arena(policy_->manifest, arena_->data()));
   ACCORD_ASSIGN_OR_RETURN(published_, PublishedPolicy::create(*policy_, *trainer_, *arena_, *pool_));
   fresh_ = false;
-  return report_of(device_, policy_->manifest.arena_bytes, pool_->num_threads());
+  return report_of(device_, trainer_->products(), policy_->manifest.arena_bytes, pool_->num_threads());
 }
 
 Status TrainerWorkerImpl::join(const GroupJob& job) {

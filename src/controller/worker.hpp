@@ -26,7 +26,7 @@ struct SetupJob {
 
 struct SetupReport {
   std::string device;      // for people: cpu, cuda:0 NVIDIA H200
-  std::string arithmetic;  // of the device (Device::arithmetic)
+  std::string arithmetic;  // of the device (Device::arithmetic), and what else computes products
   int64_t arena_bytes = 0;
   int32_t threads = 0;
 };

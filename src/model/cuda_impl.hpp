@@ -51,6 +51,7 @@ struct CudaModel::Impl {
 
   Status check_shapes() const;
   Status upload_experts();
+  Status find_block_scaled();
   Status ensure_rope(int64_t positions);
   Status reserve(int64_t rows);
   Status reserve_head(int64_t rows, bool own_normed);

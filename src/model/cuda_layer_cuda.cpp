@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <functional>
 #include <initializer_list>
+#include <span>
 
 #include "kernels/embedding/embedding_cuda.hpp"
 #include "kernels/moe/moe_cuda.hpp"
@@ -180,7 +181,8 @@ class LayerRun {
     const int64_t width = c_.moe_intermediate_size;
     const int64_t k = c_.num_experts_per_token;
     const int64_t sorted = rows_ * k;
-    const MlpWeights& any = w_.mlp[0];
+    const std::span<const MlpWeights> weights(w_.mlp);
+    const MlpWeights& any = weights[0];
     const MatrixView norm = bf16(t_.norm2, hidden);
     cuda::rms_norm(bf16(t_.x_mid, hidden), w_.post_norm, eps_, norm, t_.inv_rms2.as<float>(), stream_);
     route(norm);
@@ -197,6 +199,7 @@ class LayerRun {
     groups.max_tiles = cuda::group_tiles_bound(sorted, c_.num_experts, groups.tile_rows);
     cuda::build_group_tiles(offsets, static_cast<int32_t>(c_.num_experts), groups.tile_rows,
                             t_.group_tiles.as<cuda::GroupTile>(), t_.num_group_tiles.as<int32_t>(), stream_);
+    m_.linears.begin_experts(weights, {offsets, c_.num_experts, sorted});
 
     const auto matrix = [&](const DeviceBuffer& b, int64_t cols) {
       return b.matrix(Dtype::kBF16, sorted, cols);
@@ -206,17 +209,17 @@ class LayerRun {
     groups.gather = order.sorted_tokens;
     CudaOperand operand = m_.linears.operand(norm, any.gate.activation_format());
     groups.experts = experts_.gate;
-    m_.linears.grouped(operand, any.gate, groups, gate);
+    m_.linears.grouped(operand, weights, &MlpWeights::gate, groups, gate);
     if (operand.format != any.up.activation_format()) {
       operand = m_.linears.operand(norm, any.up.activation_format());
     }
     groups.experts = experts_.up;
-    m_.linears.grouped(operand, any.up, groups, up);
+    m_.linears.grouped(operand, weights, &MlpWeights::up, groups, up);
     groups.gather = nullptr;
     operand = m_.linears.swiglu_operand(gate, up, matrix(t_.act, width), any.down.activation_format(), keep_);
     groups.experts = experts_.down;
     const MatrixView down = matrix(t_.down, hidden);
-    m_.linears.grouped(operand, any.down, groups, down);
+    m_.linears.grouped(operand, weights, &MlpWeights::down, groups, down);
 
     // x = x_mid + (experts + shared experts), each sum rounded, as transformers adds them.
     const MatrixView x_mid = bf16(t_.x_mid, hidden);

@@ -1,9 +1,13 @@
 #pragma once
-// Linear layers on the device: kernels/linear/linear.hpp over the products of kernels/gemm/gemm_cuda.hpp.
-// Activations become BF16 operand values that stand for what their quantizer stored exactly. For the model
+// Linear layers on the device: kernels/linear/linear.hpp over the products of kernels/gemm/gemm_cuda.hpp, for
+// which activations become BF16 values that stand for what their quantizer stored exactly, or, where the
+// device multiplies scaled blocks, over those (cuda_block_scaled.hpp). For the model
 // alone, and for the benchmark of a layer's memory.
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "device/device.hpp"
@@ -11,16 +15,19 @@
 #include "device/stream.hpp"
 #include "kernels/gemm/gemm_cuda.hpp"
 #include "kernels/linear/linear.hpp"
+#include "model/cuda_block_scaled.hpp"
+#include "model/forward.hpp"
 
 namespace accord::model {
 
-// Rows of BF16 operand values.
+// Rows to multiply with: BF16 values, or, of a quantized format, what CudaLinears keeps until the next
+// operand.
 struct CudaOperand {
   kernels::ActivationFormat format;
-  const BF16* values = nullptr;
+  const BF16* values = nullptr;  // BF16
   int64_t ld = 0;
   int64_t rows = 0;
-  const float* outer = nullptr;  // [rows] (NVFP4)
+  int64_t cols = 0;
 };
 
 class CudaLinears {
@@ -34,8 +41,15 @@ class CudaLinears {
   // body(begin, count) for each tile.
   static void for_tiles(int64_t rows, int64_t outputs, const std::function<void(int64_t, int64_t)>& body);
 
-  // Room for operands of up to `elements` values in `rows` rows.
-  Status reserve(int64_t elements, int64_t rows);
+  // Products of scaled blocks, where there are any; else null.
+  void use(std::unique_ptr<CudaBlockScaled> block_scaled) { block_scaled_ = std::move(block_scaled); }
+  const CudaBlockScaled* block_scaled() const { return block_scaled_.get(); }
+  // The arena's bytes have changed.
+  void weights_changed();
+
+  // Room for operands of up to `elements` values in `rows` rows of up to `cols`, and for products of `sorted`
+  // rows by `experts` experts.
+  Status reserve(int64_t elements, int64_t rows, int64_t cols, int64_t sorted = 0, int64_t experts = 0);
   void addresses(std::vector<const void*>& out) const;
 
   // Each operand is valid until the next is made. BF16 operands are x itself.
@@ -49,18 +63,27 @@ class CudaLinears {
 
   // y (bf16 or fp32) = a w^T.
   void linear(const CudaOperand& a, const kernels::LinearWeight& w, MatrixView y);
-  // The same over sorted rows of experts of one shape and format: `any` is one of them.
-  void grouped(const CudaOperand& a, const kernels::LinearWeight& any,
-               const kernels::cuda::GemmGroups& groups, MatrixView y);
+  // The same over the sorted rows of experts, whose weights of this kind have one shape and format. Before
+  // the products of a layer, begin_experts.
+  void begin_experts(std::span<const MlpWeights> experts, const ExpertRows& rows);
+  void grouped(const CudaOperand& a, std::span<const MlpWeights> experts,
+               kernels::LinearWeight MlpWeights::*part, const kernels::cuda::GemmGroups& groups,
+               MatrixView y);
 
  private:
-  CudaOperand expand(const kernels::ActivationFormat& format, int64_t rows, int64_t cols);
-  kernels::cuda::GemmForward product(const CudaOperand& a, const kernels::LinearWeight& w,
-                                     MatrixView y) const;
+  CudaOperand stored(const kernels::ActivationFormat& format, int64_t rows, int64_t cols);
+  void expand(const CudaOperand& a);
+  QuantizedRows rows_of(const CudaOperand& a) const;
+  kernels::cuda::GemmForward product(const CudaOperand& a, const kernels::LinearWeight& w, MatrixView y);
 
   const Device& device_;
   const Stream& stream_;
-  DeviceBuffer codes_, scales_, outer_, values_;
+  DeviceBuffer codes_, scales_, outer_;  // the current quantized operand as its quantizer stored it
+  DeviceBuffer values_;                  // the same as BF16
+  bool has_values_ = false;
+  bool has_tiles_ = false;
+  bool has_expert_rows_ = false;
+  std::unique_ptr<CudaBlockScaled> block_scaled_;
 };
 
 }  // namespace accord::model

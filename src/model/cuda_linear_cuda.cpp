@@ -37,9 +37,18 @@ void CudaLinears::for_tiles(int64_t rows, int64_t outputs,
   for (int64_t begin = 0; begin < rows; begin += most) body(begin, std::min(most, rows - begin));
 }
 
-Status CudaLinears::reserve(int64_t elements, int64_t rows) {
+void CudaLinears::weights_changed() {
+  if (block_scaled_ != nullptr) block_scaled_->weights_changed();
+}
+
+Status CudaLinears::reserve(int64_t elements, int64_t rows, int64_t cols, int64_t sorted, int64_t experts) {
   const auto count = static_cast<size_t>(elements);
-  ACCORD_RETURN_IF_ERROR(codes_.ensure(device_, count));
+  size_t codes = count;
+  if (block_scaled_ != nullptr) {  // which multiplies whole multiples of rows
+    codes += static_cast<size_t>((kernels::block_scaled::kRowMultiple - 1) * cols);
+    ACCORD_RETURN_IF_ERROR(block_scaled_->reserve(rows, sorted, experts));
+  }
+  ACCORD_RETURN_IF_ERROR(codes_.ensure(device_, codes));
   ACCORD_RETURN_IF_ERROR(scales_.ensure(device_, count / formats::kNvfp4Block));
   ACCORD_RETURN_IF_ERROR(outer_.ensure(device_, static_cast<size_t>(rows) * sizeof(float)));
   return values_.ensure(device_, count * sizeof(BF16));
@@ -49,22 +58,28 @@ void CudaLinears::addresses(std::vector<const void*>& out) const {
   for (const DeviceBuffer* b : {&codes_, &scales_, &outer_, &values_}) b->add_bounds(out);
 }
 
-CudaOperand CudaLinears::expand(const ActivationFormat& format, int64_t rows, int64_t cols) {
-  CudaOperand out{format, values_.as<BF16>(), cols, rows, nullptr};
-  if (format.format == WeightFormat::kMXFP8) {
-    cuda::expand_mxfp8(codes_.as<uint8_t>(), scales_.as<uint8_t>(), rows, cols, /*column_wise=*/false,
-                       /*e5m2=*/false, values_.as<BF16>(), cols, stream_.handle());
+CudaOperand CudaLinears::stored(const ActivationFormat& format, int64_t rows, int64_t cols) {
+  has_values_ = false;
+  has_tiles_ = false;
+  has_expert_rows_ = false;
+  return {format, nullptr, cols, rows, cols};
+}
+
+void CudaLinears::expand(const CudaOperand& a) {
+  if (has_values_) return;
+  has_values_ = true;
+  if (a.format.format == WeightFormat::kMXFP8) {
+    cuda::expand_mxfp8(codes_.as<uint8_t>(), scales_.as<uint8_t>(), a.rows, a.cols, /*column_wise=*/false,
+                       /*e5m2=*/false, values_.as<BF16>(), a.cols, stream_.handle());
   } else {
-    cuda::expand_nvfp4(codes_.as<uint8_t>(), scales_.as<uint8_t>(), nullptr, false, format.scaling.range,
-                       rows, cols, values_.as<BF16>(), cols, stream_.handle());
-    out.outer = outer_.as<float>();
+    cuda::expand_nvfp4(codes_.as<uint8_t>(), scales_.as<uint8_t>(), nullptr, false, a.format.scaling.range,
+                       a.rows, a.cols, values_.as<BF16>(), a.cols, stream_.handle());
   }
-  return out;
 }
 
 CudaOperand CudaLinears::operand(MatrixView x, const ActivationFormat& format) {
   if (!is_quantized(format)) {
-    return {format, static_cast<const BF16*>(x.data), x.stride, x.rows, nullptr};
+    return {format, static_cast<const BF16*>(x.data), x.stride, x.rows, x.cols};
   }
   if (format.format == WeightFormat::kMXFP8) {
     formats::cuda::quantize_mxfp8_rows(x, codes_.as<uint8_t>(), scales_.as<uint8_t>(),
@@ -78,7 +93,7 @@ CudaOperand CudaLinears::operand(MatrixView x, const ActivationFormat& format) {
                                   {codes_.as<uint8_t>(), scales_.as<uint8_t>(), outer_.as<float>()}, nullptr,
                                   nullptr, stream_.handle());
   }
-  return expand(format, x.rows, x.cols);
+  return stored(format, x.rows, x.cols);
 }
 
 CudaOperand CudaLinears::norm_operand(MatrixView x, const BF16* weight, float eps, MatrixView y,
@@ -96,7 +111,7 @@ CudaOperand CudaLinears::norm_operand(MatrixView x, const BF16* weight, float ep
                          {codes_.as<uint8_t>(), scales_.as<uint8_t>(), outer_.as<float>()},
                          format.scaling.four_over_six, format.scaling.range, stream_.handle());
   }
-  return expand(format, x.rows, x.cols);
+  return stored(format, x.rows, x.cols);
 }
 
 CudaOperand CudaLinears::swiglu_operand(MatrixView gate, MatrixView up, MatrixView y,
@@ -113,33 +128,66 @@ CudaOperand CudaLinears::swiglu_operand(MatrixView gate, MatrixView up, MatrixVi
     cuda::swiglu_nvfp4(gate, up, y, {codes_.as<uint8_t>(), scales_.as<uint8_t>(), outer_.as<float>()},
                        format.scaling.four_over_six, format.scaling.range, stream_.handle());
   }
-  return expand(format, gate.rows, gate.cols);
+  return stored(format, gate.rows, gate.cols);
 }
 
-cuda::GemmForward CudaLinears::product(const CudaOperand& a, const LinearWeight& w, MatrixView y) const {
+cuda::GemmForward CudaLinears::product(const CudaOperand& a, const LinearWeight& w, MatrixView y) {
   require(a.format == w.activation_format(), "a.format == w.activation_format()");
+  const bool quantized = is_quantized(a.format);
+  if (quantized) expand(a);
   cuda::GemmForward g;
   g.format = w.format;
   g.m = y.rows;
   g.n = w.n;
   g.k = w.k;
-  g.a = a.values;
+  g.a = quantized ? values_.as<BF16>() : a.values;
   g.lda = a.ld;
-  g.a_outer = a.outer;
+  g.a_outer = a.format.format == WeightFormat::kNVFP4 ? outer_.as<float>() : nullptr;
   g.a_range = w.activations.range;
   g.b_range = w.scaling.range;
   g.c = {y.data, y.stride, y.dtype == Dtype::kBF16, false};
   return g;
 }
 
+QuantizedRows CudaLinears::rows_of(const CudaOperand& a) const {
+  return {codes_.as<uint8_t>(), scales_.as<uint8_t>(), outer_.as<float>(), a.rows};
+}
+
 void CudaLinears::linear(const CudaOperand& a, const LinearWeight& w, MatrixView y) {
+  if (block_scaled_ != nullptr && block_scaled_->takes(w, y.dtype)) {
+    require(a.format == w.activation_format(), "a.format == w.activation_format()");
+    const QuantizedRows x = rows_of(a);
+    if (!has_tiles_) block_scaled_->prepare(x, w);
+    has_tiles_ = true;
+    block_scaled_->multiply(x, w, y);
+    return;
+  }
   cuda::GemmForward g = product(a, w, y);
   g.b = {w.data, w.scales, w.outer};
   cuda::gemm_forward(g, stream_.handle());
 }
 
-void CudaLinears::grouped(const CudaOperand& a, const LinearWeight& any, const cuda::GemmGroups& groups,
-                          MatrixView y) {
+void CudaLinears::begin_experts(std::span<const MlpWeights> experts, const ExpertRows& rows) {
+  if (block_scaled_ == nullptr) return;
+  const MlpWeights& any = experts[0];
+  for (const LinearWeight* w : {&any.gate, &any.up, &any.down}) {
+    if (block_scaled_->takes(*w, Dtype::kBF16)) return block_scaled_->begin_experts(rows);
+  }
+}
+
+void CudaLinears::grouped(const CudaOperand& a, std::span<const MlpWeights> experts,
+                          LinearWeight MlpWeights::*part, const cuda::GemmGroups& groups, MatrixView y) {
+  const LinearWeight& any = experts[0].*part;
+  if (block_scaled_ != nullptr && block_scaled_->takes(any, y.dtype)) {
+    require(a.format == any.activation_format(), "a.format == any.activation_format()");
+    const QuantizedRows x = rows_of(a);
+    if (!has_expert_rows_) block_scaled_->prepare_experts(x, groups.gather, any);
+    has_expert_rows_ = true;
+    for (size_t e = 0; e < experts.size(); ++e) {
+      block_scaled_->multiply_expert(x, groups.gather, static_cast<int64_t>(e), experts[e].*part, y);
+    }
+    return;
+  }
   cuda::GemmForward g = product(a, any, y);
   g.groups = &groups;
   cuda::gemm_forward(g, stream_.handle());

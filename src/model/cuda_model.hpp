@@ -4,12 +4,14 @@
 // results have equal bits. Activations are BF16.
 //
 // Everything runs in the order of one stream and nothing waits, but for set_batch where the batch before is
-// still on its way. Launches do not fail (device/launch.hpp); copies and allocations return a Status.
+// still on its way, and for experts' block-scaled products, once a layer (cuda_block_scaled.hpp). Launches do
+// not fail (device/launch.hpp); copies and allocations return a Status.
 //
 // Legend as in forward.hpp; views and pointers are the device's unless they say host.
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/model_config.hpp"
@@ -63,10 +65,17 @@ class CudaModel {
  public:
   // `weights`: bound to an arena on the device (bind_weights never reads it). `stream` is borrowed and must
   // outlive the model. Errors: a shape that the kernels do not take, naming the tensor or the config's key;
-  // experts of one layer whose weights differ in format.
+  // experts of one layer whose weights differ in format; on Blackwell, no cuBLASLt.
   static StatusOr<std::unique_ptr<CudaModel>> create(const ModelConfig& config, PolicyWeights weights,
                                                      const Device& device, const Stream& stream);
   ~CudaModel();
+
+  // What computes its products, where that is more than the device (Device::arithmetic): cuBLASLt's version
+  // and a digest of the algorithms that were chosen. Else empty.
+  std::string products() const;
+  // Whether launches of a batch may be captured as a graph: not where cuBLASLt multiplies, as experts'
+  // products wait for the host, and what it does under capture has not been tried.
+  bool capturable() const;
 
   const ModelConfig& config() const;
   const PolicyWeights& weights() const;

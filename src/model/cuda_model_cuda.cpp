@@ -84,6 +84,7 @@ StatusOr<std::unique_ptr<CudaModel>> CudaModel::create(const ModelConfig& config
   auto impl = std::make_unique<Impl>(config, std::move(weights), device, stream);
   ACCORD_RETURN_IF_ERROR(impl->check_shapes());
   ACCORD_RETURN_IF_ERROR(impl->upload_experts());
+  ACCORD_RETURN_IF_ERROR(impl->find_block_scaled());
   ACCORD_ASSIGN_OR_RETURN(impl->batch.copied, Event::create(device));
   return std::unique_ptr<CudaModel>(new CudaModel(std::move(impl)));
 }
@@ -143,6 +144,19 @@ Status CudaModel::Impl::upload_experts() {
   return absl::OkStatus();
 }
 
+Status CudaModel::Impl::find_block_scaled() {
+  std::vector<const LinearWeight*> all;
+  for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
+    for (const NamedWeight& named : linears_of(weights.layers[layer], static_cast<int64_t>(layer))) {
+      all.push_back(named.weight);
+    }
+  }
+  ACCORD_ASSIGN_OR_RETURN(std::unique_ptr<CudaBlockScaled> found,
+                          CudaBlockScaled::create(device, stream, all));
+  linears.use(std::move(found));
+  return absl::OkStatus();
+}
+
 Status CudaModel::Impl::reserve(int64_t rows) {
   const ModelConfig& c = config;
   const int64_t hidden = c.hidden_size;
@@ -151,6 +165,8 @@ Status CudaModel::Impl::reserve(int64_t rows) {
     return std::find(c.layer_is_moe.begin(), c.layer_is_moe.end(), moe) - c.layer_is_moe.begin();
   };
   const int64_t sorted = rows * c.num_experts_per_token;
+  const int64_t widest = std::max({hidden, c.attention_width(), c.mla.q_lora_rank, c.mla.kv_lora_rank,
+                                   dense ? c.intermediate_size : 0, c.shared_width()});
   // Operands of up to so many values: inputs of `k` values to products of at least `n` outputs.
   const auto operand = [&](int64_t k, int64_t n) { return k * CudaLinears::tile_rows(rows, n); };
   const auto mlp_operand = [&](int64_t width) {
@@ -169,7 +185,7 @@ Status CudaModel::Impl::reserve(int64_t rows) {
         device, static_cast<size_t>(cuda::sort_scratch(sorted, c.num_experts)) * sizeof(int32_t)));
     elements = std::max({elements, rows * hidden, sorted * c.moe_intermediate_size});
   }
-  ACCORD_RETURN_IF_ERROR(linears.reserve(elements, std::max(rows, sorted)));
+  ACCORD_RETURN_IF_ERROR(linears.reserve(elements, std::max(rows, sorted), widest, sorted, c.num_experts));
   const int64_t kv_width =
       c.has_mla() ? c.num_heads * (c.mla.qk_nope_head_dim + c.mla.v_head_dim) : c.num_kv_heads * c.head_dim;
   ACCORD_RETURN_IF_ERROR(v.ensure_matrix(device, Dtype::kBF16, rows, kv_width));
@@ -187,13 +203,20 @@ Status CudaModel::Impl::reserve_head(int64_t rows, bool own_normed) {
   if (own_normed) {
     ACCORD_RETURN_IF_ERROR(head_normed.ensure_matrix(device, Dtype::kBF16, rows, config.hidden_size));
   }
-  return linears.reserve(rows * config.hidden_size, rows);
+  return linears.reserve(rows * config.hidden_size, rows, config.hidden_size);
 }
 
 void CudaModel::Impl::copy_on_device(void* to, const void* from, size_t bytes) {
   // Between device memory a copy fails only where the device is lost, which ends the process.
   const Status status = stream.copy(to, from, bytes);
   require(status.ok(), "a copy on the device");
+}
+
+bool CudaModel::capturable() const { return impl_->linears.block_scaled() == nullptr; }
+
+std::string CudaModel::products() const {
+  const CudaBlockScaled* const block_scaled = impl_->linears.block_scaled();
+  return block_scaled == nullptr ? std::string() : block_scaled->arithmetic();
 }
 
 const ModelConfig& CudaModel::config() const { return impl_->config; }
@@ -240,6 +263,7 @@ Status CudaModel::check_replay(std::span<const int32_t> ids, int64_t num_rows) c
 
 Status CudaModel::check_weights() {
   Impl& m = *impl_;
+  m.linears.weights_changed();
   std::vector<NamedWeight> checked;
   for (size_t layer = 0; layer < m.weights.layers.size(); ++layer) {
     for (NamedWeight& named : linears_of(m.weights.layers[layer], static_cast<int64_t>(layer))) {

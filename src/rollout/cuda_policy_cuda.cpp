@@ -417,7 +417,7 @@ StatusOr<std::unique_ptr<Policy>> make_cuda_policy(model::CudaModel& model, bool
     return recipe_error("a vocabulary of {} tokens: the CUDA sampler takes at most {} (use device: cpu)",
                         model.config().vocab_size, cuda::kMaxDrawVocab);
   }
-  return std::make_unique<CudaPolicy>(model, graphs);
+  return std::make_unique<CudaPolicy>(model, graphs && model.capturable());
 }
 
 }  // namespace accord::rollout

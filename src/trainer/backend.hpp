@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "base/communicator.hpp"
 #include "base/deadline.hpp"
@@ -50,6 +51,7 @@ class TrainingBackend {
   virtual const ParameterTable& table() const = 0;
   virtual const Stream* stream() const { return nullptr; }
   virtual TrainerMemory memory() const { return {}; }
+  virtual std::string products() const { return {}; }
 
   // State of a tensor that this rank owns, by host copies. The spans have its size.
   virtual Status read(StateKind kind, int64_t parameter, std::span<float> out) const = 0;

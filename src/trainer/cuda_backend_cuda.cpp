@@ -53,6 +53,8 @@ class CudaBackend final : public TrainingBackend {
     return memory;
   }
 
+  std::string products() const override { return model_ == nullptr ? std::string() : model_->products(); }
+
   Status read(StateKind kind, int64_t parameter, std::span<float> out) const override {
     ACCORD_RETURN_IF_ERROR(device_.make_current());
     return parameters_->read(kind, parameter, out);

@@ -112,6 +112,7 @@ StatusOr<std::span<const ExportCounts>> Trainer::exported() const { return impl_
 DeviceId Trainer::device() const { return impl_->options.device; }
 const Stream* Trainer::stream() const { return impl_->backend->stream(); }
 TrainerMemory Trainer::memory() const { return impl_->backend->memory(); }
+std::string Trainer::products() const { return impl_->backend->products(); }
 
 Status Trainer::Impl::read(StateKind kind, std::string_view name, std::span<float> out) const {
   const int64_t index = parameters.index(name);

@@ -145,6 +145,9 @@ class Trainer {
   // CPU.
   const Stream* stream() const;
   TrainerMemory memory() const;
+  // What computes products, where that is more than the device (CudaModel::products), once an arena is bound;
+  // else empty.
+  std::string products() const;
 
   // The forward reads these bytes of the trainer's device, which must keep their address and hold
   // Q(bf16(masters)) at every step. On a device they are written in stream(), or before the step begins; and

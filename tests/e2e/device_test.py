@@ -14,6 +14,8 @@ NVFP4 = {"configs": {"nvfp4": {"format": "nvfp4"}, "mxfp8": {"format": "mxfp8"}}
                       {"name": "rest", "pattern": "*", "config": "mxfp8"}]}
 BF16 = {"configs": {"bf16": {"format": "bf16"}},
         "matchers": [{"name": "all", "pattern": "*", "config": "bf16"}]}
+NVFP4_ALL = {"configs": {"nvfp4": {"format": "nvfp4"}}, "backward": "dequantized",
+             "matchers": [{"name": "all", "pattern": "*", "config": "nvfp4"}]}
 # Batches that look different on both sides.
 ODD = {"rollout.max_batch_rows": 23, "rollout.prefill_chunk": 11, "trainer.tokens_per_microbatch": 101}
 
@@ -107,6 +109,56 @@ def case_connected_devices(t):
     for run, words in ((apart, "device memory goes through the hosts"), (connected, "device memory goes over")):
         for worker in ("trainer-0", "trainer-1", "rollout-0", "rollout-1"):
             require_parts(harness.read(run.file(f"logs/{worker}.log")), [f"group 'weights': {words}"], worker)
+
+
+def emulated(t):
+    if not usable(t):
+        return False
+    if json.loads(t.accord("doctor", "--json").out)["cuda_devices"][0]["name"] == "emulated":
+        return True
+    t.note("only emulated devices have the compute capability that this needs")
+    return False
+
+
+def case_block_scaled(t):
+    """Devices of capability 10: products of quantized weights by cuBLASLt, the same in rollout and trainer; another
+    arithmetic than without it, which the controller tells apart."""
+    if not emulated(t):
+        return
+    with harness.environment(ACCORD_EMULATED_CAPABILITY="10.0"):
+        for name, plan in (("mxfp8", harness.MXFP8), ("nvfp4", NVFP4), ("nvfp4-all", NVFP4_ALL)):
+            runs = [train(t, f"{name}-{i}", {**ODD, "precision": plan}) for i in range(2)]
+            check_equal(runs[0], name)
+            same_run(*runs, f"{name}, twice")
+            for worker in ("trainer-0", "rollout-0", "rollout-1"):
+                require_parts(harness.read(runs[0].file(f"logs/{worker}.log")),
+                              ["products of quantized weights by cuBLASLt"], worker)
+        with harness.environment(ACCORD_CUBLASLT="off"):
+            decoded = train(t, "decoded", {**ODD, "precision": NVFP4_ALL})
+        check_equal(decoded, "decoded operands")
+        require("cuBLASLt" not in harness.read(decoded.file("logs/rollout-0.log")), "cuBLASLt was used though it is off")
+    hopper = train(t, "hopper", {**ODD, "precision": NVFP4_ALL})
+    same_run(decoded, hopper, "decoded operands on both capabilities")
+
+
+def case_block_scaled_refusals(t):
+    """No cuBLASLt, and workers of different arithmetic."""
+    if not emulated(t):
+        return
+    changes = {**CUDA, "run.steps": 1, "rollout.workers": 1, "rollout.device": "auto", "trainer.device": "auto"}
+    with harness.environment(ACCORD_EMULATED_CAPABILITY="10.0"):
+        with harness.environment(ACCORD_CUBLASLT="/nowhere/libcublasLt.so.13"):
+            failed = t.accord("run", t.recipe("missing", {**CUDA, "run.steps": 1}), expect=harness.UNAVAILABLE)
+        require_parts(failed.err, ["capability 10.0", "/nowhere/libcublasLt.so.13", "install libcublas",
+                                   "ACCORD_CUBLASLT=off"], "without cuBLASLt")
+        controller = t.start("controller", t.recipe("mixed", changes))
+        address = controller.address()
+        for pool, setting in (("trainer", "off"), ("rollout", None)):
+            with harness.environment(**({"ACCORD_CUBLASLT": setting} if setting else {})):
+                t.start("worker", "--pool", pool, "--rank", "0", "--controller", address, "--device", "cuda:0")
+        controller.wait(BAD_RECIPE)
+        require_parts(controller.log(), ["trainer/0", "rollout/0", "(emulated sm_100)", "emulated sm_100, cuBLASLt 130100",
+                                         "ACCORD_CUBLASLT"], "the controller's error")
 
 
 def case_reference(t):

@@ -93,10 +93,11 @@ TEST_CASE("a worker on another device than its pool's is refused with the key an
   CHECK(mentions(message, "--device cpu"));
   CHECK(mentions(message, "--device cuda:N"));
   CHECK(check_device("trainer", recipe.trainer.device, recipe, Device()).ok());
-  const auto report = report_of(Device(), 7, 2);
+  const auto report = report_of(Device(), "", 7, 2);
   REQUIRE(report.ok());
   CHECK(report->device == "cpu");
   CHECK(report->arithmetic == "cpu");
+  CHECK(report_of(Device(), "cuBLASLt 130100 0123", 7, 2)->arithmetic == "cpu, cuBLASLt 130100 0123");
 }
 
 TEST_CASE("the cache of a device is shared by the workers on it") {
