@@ -10,6 +10,7 @@
 // instead.
 #include "kernels/attention/attention_block.cuh"
 #include "kernels/attention/attention_shapes.hpp"
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/gemm/gemm_large.hpp"
 
 namespace accord::kernels::cuda {
@@ -61,6 +62,8 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
   const int warp = tid / 32;
   const int group = lane / 4;
   const int quad = lane % 4;
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const AttentionTile tile = p.tiles[blockIdx.y];
   const int heads_per_kv = p.dims.num_heads / p.dims.num_kv_heads;
   const int head_tiles = (heads_per_kv + heads_per_tile - 1) / heads_per_tile;
@@ -289,6 +292,8 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
 template <int V>
 __global__ void __launch_bounds__(kThreads) merge_kernel(const AttentionForward p) {
   constexpr int kPairs = V < 64 ? 1 : V / 64;
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const int64_t index = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (index >= p.num_rows * p.dims.num_heads) return;
   const int lane = threadIdx.x % 32;
@@ -347,11 +352,12 @@ void launch(const AttentionForward& args, StreamHandle stream) {
   constexpr int kShared = Layout<D, V>::kBytes;
   const auto kernel = attention_kernel<D, V>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
-  kernel<<<grid, kThreads, kShared, stream>>>(args, heads);
+  gpu::launch_overlapped(kernel, grid, kThreads, kShared, stream, args, heads);
   check_launch("attention_forward");
   if (args.partials != nullptr) {
     const int64_t work = args.num_rows * args.dims.num_heads;
-    merge_kernel<V><<<static_cast<unsigned>(gpu::ceil_div(work, kWarps)), kThreads, 0, stream>>>(args);
+    gpu::launch_overlapped(merge_kernel<V>, static_cast<unsigned>(gpu::ceil_div(work, kWarps)), kThreads, 0,
+                           stream, args);
     check_launch("attention_forward merge");
   }
 }

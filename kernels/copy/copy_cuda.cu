@@ -1,7 +1,7 @@
 // Row r, group g: y[to(r)][y_first + g y_stride + i] = x[r][x_first + g x_stride + i], i < count; to(r) = r
 // where no rows are named. Moved in the largest units, of 16 bytes to one, that divide every start and width.
 #include "kernels/copy/copy_cuda.hpp"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/overlap.cuh"
 
 namespace accord::kernels::cuda {
 namespace {
@@ -23,6 +23,8 @@ struct Move {
 // threadIdx.x runs along a row.
 template <class Unit>
 __global__ void __launch_bounds__(kThreads) move_kernel(const Move m) {
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const int per_row = m.groups * m.count;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.y;
   for (int64_t r = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; r < m.rows; r += step) {
@@ -50,7 +52,7 @@ void launch(Move m, StreamHandle stream) {
   }
   const dim3 block(along, kThreads / along);
   const unsigned grid = gpu::strided_grid(gpu::ceil_div(m.rows, block.y), kBlocksPerSm);
-  move_kernel<Unit><<<grid, block, 0, stream>>>(m);
+  gpu::launch_overlapped(move_kernel<Unit>, grid, block, 0, stream, m);
   check_launch("copy_columns");
 }
 

@@ -1,7 +1,7 @@
 // y[t] = table[tokens[t]]          table [V,H] bf16, y [T,H] bf16 or fp32
 // y    = T(x + delta)              [rows, cols], T the dtype of all three
 // Bits: copies, exact widening, one addition rounded once; as embedding_cpu.cpp.
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/embedding/embedding_cuda.hpp"
 
@@ -16,6 +16,8 @@ template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     add_kernel(const T* x, int64_t x_stride, const T* delta, int64_t delta_stride, T* y, int64_t y_stride,
                int64_t rows, int64_t cols) {
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const int64_t per_row = cols / kWidth;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < rows * per_row; i += step) {
@@ -45,9 +47,9 @@ void add(MatrixView x, MatrixView delta, MatrixView y, StreamHandle stream) {
   const int64_t work = gpu::ceil_div(x.rows * x.cols, kThreads * (vector ? kWidth : 1));
   const unsigned grid = gpu::strided_grid(work, kBlocksPerSm);
   const auto launch = [&](auto kernel) {
-    kernel<<<grid, kThreads, 0, stream>>>(static_cast<const T*>(x.data), x.stride,
-                                          static_cast<const T*>(delta.data), delta.stride,
-                                          static_cast<T*>(y.data), y.stride, x.rows, x.cols);
+    gpu::launch_overlapped(kernel, grid, kThreads, 0, stream, static_cast<const T*>(x.data), x.stride,
+                           static_cast<const T*>(delta.data), delta.stride, static_cast<T*>(y.data), y.stride,
+                           x.rows, x.cols);
   };
   vector ? launch(add_kernel<T, kWidth>) : launch(add_kernel<T, 1>);
   check_launch("add_rows");
@@ -57,6 +59,8 @@ void add(MatrixView x, MatrixView delta, MatrixView y, StreamHandle stream) {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     embed_kernel(const BF16* table, const int32_t* tokens, T* y, int64_t y_stride, int64_t cols) {
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const BF16* row = table + static_cast<int64_t>(tokens[blockIdx.x]) * cols;
   T* out = y + static_cast<int64_t>(blockIdx.x) * y_stride;
   for (int64_t c = threadIdx.x; c < cols; c += kThreads) {
@@ -77,9 +81,11 @@ void embed_rows(const BF16* table, const int32_t* tokens, int64_t num_tokens, Ma
   }
   const auto grid = static_cast<unsigned>(num_tokens);
   if (y.dtype == Dtype::kBF16) {
-    embed_kernel<<<grid, kThreads, 0, stream>>>(table, tokens, static_cast<BF16*>(y.data), y.stride, y.cols);
+    gpu::launch_overlapped(embed_kernel<BF16>, grid, kThreads, 0, stream, table, tokens,
+                           static_cast<BF16*>(y.data), y.stride, y.cols);
   } else {
-    embed_kernel<<<grid, kThreads, 0, stream>>>(table, tokens, static_cast<float*>(y.data), y.stride, y.cols);
+    gpu::launch_overlapped(embed_kernel<float>, grid, kThreads, 0, stream, table, tokens,
+                           static_cast<float*>(y.data), y.stride, y.cols);
   }
   check_launch("embed_rows");
 }

@@ -5,6 +5,7 @@
 //            a lane, consecutive in memory, so that eight loads are in flight.
 //   columns  A thread holds 32 rows of a few columns in registers: 32 loads in flight, one read.
 //   both     The same tile, of four columns: eight neighbouring threads hold a row's block.
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/formats/mxfp8_cuda.hpp"
 #include "kernels/formats/quantize.cuh"
 
@@ -53,6 +54,8 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kStep = kWarp * kVector<T>;  // elements of one vector a lane
   constexpr int kChunk = kRowUnroll * kStep;
   constexpr int kBlocksPerStep = kStep / kBlock;
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int64_t chunks = gpu::ceil_div(length, kChunk);
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
@@ -305,9 +308,11 @@ void rows_of(MatrixView x, uint8_t* q, uint8_t* scale, StreamHandle stream) {
   const auto grid = static_cast<unsigned>(gpu::ceil_div(rows * gpu::ceil_div(length, kChunk), kWarps));
   const auto* data = static_cast<const T*>(x.data);
   if (gpu::is_vectorizable(x)) {
-    rows_kernel<T, kElement, true><<<grid, kThreads, 0, stream>>>(data, x.stride, rows, length, q, scale);
+    gpu::launch_overlapped(rows_kernel<T, kElement, true>, grid, kThreads, 0, stream, data, x.stride, rows,
+                           length, q, scale);
   } else {
-    rows_kernel<T, kElement, false><<<grid, kThreads, 0, stream>>>(data, x.stride, rows, length, q, scale);
+    gpu::launch_overlapped(rows_kernel<T, kElement, false>, grid, kThreads, 0, stream, data, x.stride, rows,
+                           length, q, scale);
   }
   check_launch("quantize_mxfp8_rows");
 }

@@ -88,6 +88,8 @@ __global__ void __launch_bounds__(kThreads)
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     row_amax_kernel(const T* x, int64_t stride, int64_t cols, float* amax) {
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const T* row = x + static_cast<int64_t>(blockIdx.x) * stride;
   float m = 0.0F;
   for (int64_t i = threadIdx.x; i < cols; i += kThreads) {
@@ -196,9 +198,10 @@ int launch_amax(MatrixView x, float* scratch, StreamHandle stream) {
   unsigned grid = gpu::strided_grid(work, kAmaxBlocksPerSm);
   grid = grid < kAmaxScratch ? grid : static_cast<unsigned>(kAmaxScratch);
   if (aligned) {
-    gpu::launch_overlapped(amax_kernel<T, true>, grid, kThreads, stream, data, x.stride, rows, cols, scratch);
+    gpu::launch_overlapped(amax_kernel<T, true>, grid, kThreads, 0, stream, data, x.stride, rows, cols,
+                           scratch);
   } else {
-    gpu::launch_overlapped(amax_kernel<T, false>, grid, kThreads, stream, data, x.stride, rows, cols,
+    gpu::launch_overlapped(amax_kernel<T, false>, grid, kThreads, 0, stream, data, x.stride, rows, cols,
                            scratch);
   }
   check_launch("amax");
@@ -214,7 +217,7 @@ void launch_flat(MatrixView x, const Scope& scope, const Nvfp4Output& out, Strea
   const unsigned grid = gpu::strided_grid(
       gpu::ceil_div(rows * per_row, kFlatUnroll<T, kFourOverSix> * kThreads), kFlatBlocksPerSm<kFourOverSix>);
   const auto launch = [&](auto kernel) {
-    gpu::launch_overlapped(kernel, grid, kThreads, stream, data, x.stride, rows, per_row, scope, out.q,
+    gpu::launch_overlapped(kernel, grid, kThreads, 0, stream, data, x.stride, rows, per_row, scope, out.q,
                            out.scale);
   };
   const bool whole = rows == 1 && scope.count != 0 && per_row < INT32_MAX / 2;
@@ -237,8 +240,8 @@ void quantize(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out,
       quantize_rows<T, kFourOverSix>(x, out, scope.range, scope.absolute, stream);
       return;
     }
-    row_amax_kernel<T><<<static_cast<unsigned>(x.rows), kThreads, 0, stream>>>(static_cast<const T*>(x.data),
-                                                                               x.stride, x.cols, out.amax);
+    gpu::launch_overlapped(row_amax_kernel<T>, static_cast<unsigned>(x.rows), kThreads, 0, stream,
+                           static_cast<const T*>(x.data), x.stride, x.cols, out.amax);
     check_launch("amax");
     scope.maxima = out.amax;
     scope.count = 0;

@@ -232,8 +232,8 @@ void quantize_tiles(MatrixView x, const Scope& scope, const Nvfp4Output& out, St
   const auto grid =
       static_cast<unsigned>(gpu::ceil_div(x.rows / kTileRows * (x.cols / kVector<T>), kSquareThreads));
   const auto launch = [&](auto kernel) {
-    gpu::launch_overlapped(kernel, grid, kSquareThreads, stream, data, x.stride, x.rows, x.cols, scope, out.q,
-                           out.scale);
+    gpu::launch_overlapped(kernel, grid, kSquareThreads, 0, stream, data, x.stride, x.rows, x.cols, scope,
+                           out.q, out.scale);
   };
   if (gpu::is_vectorizable(x)) {
     launch(square_kernel<T, kFourOverSix, true>);

@@ -8,6 +8,7 @@
 #include <bit>
 
 #include "kernels/cuda/lanes.cuh"
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/formats/four_over_six.cuh"
 #include "kernels/math/exp_log.hpp"
 
@@ -138,6 +139,8 @@ template <class T, Source kSource, Sink kSink, int kUnits, bool kFourOverSix>
 __global__ void __launch_bounds__(kMaxRowThreads, row_blocks<T, kUnits>)
     row_kernel(RowInput<T> in, RowOutput<T> out, RowShape shape) {
   __shared__ float shared[kRowThreads / 4 * kSumLanes];  // sums of a block's rows, or a maximum a warp
+  wait_for_previous();
+  allow_next();
   const int threads = shape.threads;
   const int group = static_cast<int>(threadIdx.x) >> shape.shift;
   const int t = static_cast<int>(threadIdx.x) & (threads - 1);
@@ -303,7 +306,8 @@ void launch_rows(const RowInput<T>& in, const RowOutput<T>& out, int64_t rows, i
   const RowShape shape{rows, cols, split.threads, std::countr_zero(static_cast<unsigned>(split.threads))};
   const auto grid = static_cast<unsigned>(ceil_div(rows, block / split.threads));
   const auto of_units = [&]<int kUnits>() {
-    row_kernel<T, kSource, kSink, kUnits, kFourOverSix><<<grid, block, 0, stream>>>(in, out, shape);
+    launch_overlapped(row_kernel<T, kSource, kSink, kUnits, kFourOverSix>, grid, block, 0, stream, in, out,
+                      shape);
   };
   switch (split.units) {
     case 1:

@@ -2,7 +2,7 @@
 //   MXFP8   q * 2^(e-127), exact in BF16 for e - 127 in [-117, 119]; below, rounded to nearest even
 //   NVFP4   q * s, always exact; or bf16(fl(q * fl(fl(s * A) * fl(1/(6R)))))
 // Eight values per thread.
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/gemm/gemm_cuda.hpp"
 #include "kernels/gemm/mma.cuh"
 
@@ -55,6 +55,8 @@ __device__ void store8(uint16_t* to, const float (&x)[8]) {
 
 __global__ void mxfp8_kernel(const uint8_t* q, const uint8_t* scales, int64_t rows, int64_t cols,
                              bool column_wise, bool e5m2, uint16_t* out, int64_t ldo) {
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const int64_t per_row = cols / 8;
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= rows * per_row) return;
@@ -74,6 +76,8 @@ __global__ void mxfp8_kernel(const uint8_t* q, const uint8_t* scales, int64_t ro
 
 __global__ void nvfp4_kernel(const uint8_t* q, const uint8_t* scales, const float* outer, bool outer_per_row,
                              float inverse, int64_t rows, int64_t cols, uint16_t* out, int64_t ldo) {
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const int64_t per_row = cols / 8;
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= rows * per_row) return;
@@ -119,8 +123,8 @@ void expand_mxfp8(const uint8_t* q, const uint8_t* scales, int64_t rows, int64_t
   require(cols % 8 == 0 && ldo % 8 == 0 && (column_wise ? rows : cols) % 32 == 0,
           "cols % 8 == 0 && ldo % 8 == 0 && (column_wise ? rows : cols) % 32 == 0");
   if (rows == 0 || cols == 0) return;
-  mxfp8_kernel<<<blocks_for(rows * (cols / 8)), kThreads, 0, stream>>>(
-      q, scales, rows, cols, column_wise, e5m2, reinterpret_cast<uint16_t*>(out), ldo);
+  gpu::launch_overlapped(mxfp8_kernel, blocks_for(rows * (cols / 8)), kThreads, 0, stream, q, scales, rows,
+                         cols, column_wise, e5m2, reinterpret_cast<uint16_t*>(out), ldo);
   check_launch("expand_mxfp8");
 }
 
@@ -129,8 +133,8 @@ void expand_nvfp4(const uint8_t* q, const uint8_t* scales, const float* outer, b
   require(cols % 16 == 0 && ldo % 8 == 0, "cols % 16 == 0 && ldo % 8 == 0");
   if (rows == 0 || cols == 0) return;
   const float inverse = 1.0F / static_cast<float>(6 * range);
-  nvfp4_kernel<<<blocks_for(rows * (cols / 8)), kThreads, 0, stream>>>(
-      q, scales, outer, outer_per_row, inverse, rows, cols, reinterpret_cast<uint16_t*>(out), ldo);
+  gpu::launch_overlapped(nvfp4_kernel, blocks_for(rows * (cols / 8)), kThreads, 0, stream, q, scales, outer,
+                         outer_per_row, inverse, rows, cols, reinterpret_cast<uint16_t*>(out), ldo);
   check_launch("expand_nvfp4");
 }
 

@@ -1,4 +1,5 @@
 // Dispatch of the forward product, and the list of tiles of a grouped one (gemm_cuda.hpp).
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/gemm/gemm_dispatch.cuh"
 
 namespace accord::kernels::cuda {
@@ -19,6 +20,8 @@ int32_t plain_tile_rows(int64_t m) { return m <= 16 ? 16 : m <= 64 ? 64 : 128; }
 __global__ void tiles_kernel(const int32_t* offsets, int32_t experts, int32_t tile_rows, GroupTile* tiles,
                              int32_t* num_tiles) {
   __shared__ int32_t sums[1024];
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const int tid = static_cast<int>(threadIdx.x);
   const int per_thread = (experts + 1023) / 1024;
   const int begin = min(tid * per_thread, experts);
@@ -54,7 +57,7 @@ bool large_products_available() {
 
 void build_group_tiles(const int32_t* offsets, int32_t experts, int32_t tile_rows, GroupTile* tiles,
                        int32_t* num_tiles, StreamHandle stream) {
-  tiles_kernel<<<1, 1024, 0, stream>>>(offsets, experts, tile_rows, tiles, num_tiles);
+  gpu::launch_overlapped(tiles_kernel, 1, 1024, 0, stream, offsets, experts, tile_rows, tiles, num_tiles);
   check_launch("build_group_tiles");
 }
 
@@ -77,6 +80,7 @@ void gemm_forward(const GemmForward& g, StreamHandle stream) {
   p.a_batch = g.batch.a;
   p.b_batch = g.batch.b;
   p.c_batch = g.batch.c;
+  p.b_at_rest = g.b_at_rest;
   int32_t tile_rows = plain_tile_rows(g.m);
   auto row_tiles = static_cast<int32_t>((g.m + tile_rows - 1) / tile_rows);
   if (g.groups != nullptr) {

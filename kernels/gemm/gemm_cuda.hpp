@@ -80,6 +80,10 @@ struct GemmForward {
   GemmOutput c;
   const GemmGroups* groups = nullptr;
   GemmBatch batch;  // BF16, not grouped
+  // The weights (b, or the experts') were complete before the kernel launched last on this stream began, as a
+  // model's are behind a norm or a quantizer of the rows: the product may read them before that kernel ends
+  // (cuda/overlap.cuh). False is always right.
+  bool b_at_rest = false;
 };
 bool gemm_forward_takes(const GemmForward& g);
 void gemm_forward(const GemmForward& g, StreamHandle stream);

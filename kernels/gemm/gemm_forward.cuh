@@ -26,6 +26,7 @@ struct ForwardParams {
   const GemmWeight* experts;
   const int32_t* gather;
   int64_t a_batch, b_batch, c_batch;
+  bool b_at_rest;  // GemmForward's
 };
 
 // Writes two neighbouring outputs.

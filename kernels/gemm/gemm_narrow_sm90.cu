@@ -5,6 +5,9 @@
 // A stage is 128 steps of K: A (and BF16 B) in two swizzled atoms of 64, quantized B as it lies. A thread
 // decodes what it copied itself into one of three swizzled buffers while the product of the stage before
 // runs; the barrier of that stage says that the one before it is over.
+//
+// Weights at rest are on their way before the kernel that makes A has ended (cuda/overlap.cuh).
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/gemm/gemm_forward.cuh"
 #include "kernels/gemm/gemm_narrow.hpp"
 #include "kernels/gemm/wgmma.cuh"
@@ -60,7 +63,7 @@ __global__ void __launch_bounds__(kThreads, 1) narrow_kernel(const ForwardParams
   const int b_row = tid / 8;
   constexpr int kRowsEach = BN < 32 ? 1 : BN / 32;
   const int64_t row_bytes = static_cast<int64_t>(p.k) * L::Traits::kBitsPerValue / 8;
-  const auto issue = [&](int step) {
+  const auto issue_a = [&](int step) {
     const uint32_t stage = step % kStages * L::kStageBytes;
     const int k0 = step * kStep;
     const bool in = k0 + chunk * 8 < p.k;
@@ -71,7 +74,12 @@ __global__ void __launch_bounds__(kThreads, 1) narrow_kernel(const ForwardParams
                        in ? a_from + i * 16 * p.lda + k0 : p.a, in);
       }
     }
+  };
+  const auto issue_b = [&](int step) {
+    const uint32_t stage = step % kStages * L::kStageBytes;
+    const int k0 = step * kStep;
     if constexpr (L::kPlain) {
+      const bool in = k0 + chunk * 8 < p.k;
       const auto* from = static_cast<const uint16_t*>(p.b.data) + chunk * 8 + k0;
 #pragma unroll
       for (int i = 0; i < BN / 16; ++i) {
@@ -93,8 +101,8 @@ __global__ void __launch_bounds__(kThreads, 1) narrow_kernel(const ForwardParams
 
   const int row_scales = L::kPlain ? 0 : p.k / (L::kPlain ? 1 : L::Traits::kBlock);
   unsigned char* const scales = raw_shared + (base - shared_address(raw_shared)) + L::kScales;
-  if constexpr (!L::kPlain) {
-    // The scales of the tile's rows are one piece.
+  const auto bring_scales = [&] {
+    // Those of the tile's rows are one piece.
     const uint8_t* from = p.b.scales + static_cast<int64_t>(col_begin) * row_scales;
     const int bytes = min(p.n - col_begin, BN) * row_scales;
     const uint32_t scales_to = base + L::kScales;
@@ -105,11 +113,26 @@ __global__ void __launch_bounds__(kThreads, 1) narrow_kernel(const ForwardParams
         for (int j = i; j < bytes; ++j) scales[j] = from[j];
       }
     }
-  }
+  };
   const int steps = (p.k + kStep - 1) / kStep;
+  if (p.b_at_rest) {
+    if constexpr (!L::kPlain) bring_scales();
+#pragma unroll
+    for (int s = 0; s < kStages - 2; ++s) {
+      if (s < steps) issue_b(s);
+    }
+  }
+  gpu::wait_for_previous();
+  gpu::allow_next();
+  if constexpr (!L::kPlain) {
+    if (!p.b_at_rest) bring_scales();
+  }
 #pragma unroll
   for (int s = 0; s < kStages - 2; ++s) {
-    if (s < steps) issue(s);
+    if (s < steps) {
+      issue_a(s);
+      if (!p.b_at_rest) issue_b(s);
+    }
     copy_commit();
   }
   if constexpr (!L::kPlain) {
@@ -168,7 +191,10 @@ __global__ void __launch_bounds__(kThreads, 1) narrow_kernel(const ForwardParams
     }
     wgmma_commit();
     wgmma_wait<1>();
-    if (it + kStages - 2 < steps) issue(it + kStages - 2);
+    if (it + kStages - 2 < steps) {
+      issue_a(it + kStages - 2);
+      issue_b(it + kStages - 2);
+    }
     copy_commit();
   }
   wgmma_wait<0>();
@@ -202,7 +228,7 @@ void launch(const ForwardParams& p, StreamHandle stream) {
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kSharedBytes);
   const dim3 grid(static_cast<unsigned>((p.n + BN - 1) / BN),
                   static_cast<unsigned>((p.m + kRows - 1) / kRows));
-  kernel<<<grid, kThreads, L::kSharedBytes, stream>>>(p);
+  gpu::launch_overlapped(kernel, grid, kThreads, L::kSharedBytes, stream, p);
   check_launch("gemm_forward");
 }
 

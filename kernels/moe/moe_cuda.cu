@@ -4,7 +4,7 @@
 //          into first rows, and each block places its chunk; a warp's equal ids find each other by votes.
 // combine  y[t] = T(x[t] + T(sum over slots s ascending of weights[t][s] * down[slot_rows[t][s]])), by fused
 //          multiply-adds from slot 0 on.
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/moe/moe_cuda.hpp"
 
@@ -145,6 +145,8 @@ __global__ void __launch_bounds__(kThreads) place_kernel(const int32_t* ids, int
 __global__ void __launch_bounds__(kThreads)
     sort_kernel(const int32_t* ids, int num_ids, int experts, int k, ExpertOrder order) {
   __shared__ int shared[kWarps];
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const int expert = static_cast<int>(blockIdx.x);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -185,6 +187,8 @@ template <class Word>
 __global__ void __launch_bounds__(kThreads)
     gather_kernel(const Word* x, int64_t x_stride, const int32_t* sorted_tokens, Word* y, int64_t y_stride,
                   int64_t rows, int64_t words) {
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < rows * words; i += step) {
     const int64_t row = i / words;
@@ -197,6 +201,8 @@ template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     combine_kernel(const T* x, int64_t x_stride, const T* down, int64_t down_stride, const float* weights,
                    const int32_t* slot_rows, int k, T* y, int64_t y_stride, int64_t rows, int64_t cols) {
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const int64_t per_row = cols / kWidth;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < rows * per_row; i += step) {
@@ -246,9 +252,9 @@ void combine(MatrixView x, MatrixView down, const float* weights, const int32_t*
   const int64_t work = gpu::ceil_div(x.rows * x.cols, kThreads * (vector ? kWidth : 1));
   const unsigned grid = gpu::strided_grid(work, kBlocksPerSm);
   const auto run = [&](auto kernel) {
-    kernel<<<grid, kThreads, 0, stream>>>(
-        static_cast<const T*>(x.data), x.stride, static_cast<const T*>(down.data), down.stride, weights,
-        slot_rows, static_cast<int>(k), static_cast<T*>(y.data), y.stride, x.rows, x.cols);
+    gpu::launch_overlapped(kernel, grid, kThreads, 0, stream, static_cast<const T*>(x.data), x.stride,
+                           static_cast<const T*>(down.data), down.stride, weights, slot_rows,
+                           static_cast<int>(k), static_cast<T*>(y.data), y.stride, x.rows, x.cols);
   };
   vector ? run(combine_kernel<T, kWidth>) : run(combine_kernel<T, 1>);
   check_launch("combine_experts");
@@ -259,9 +265,9 @@ void gather(MatrixView x, const int32_t* sorted_tokens, MatrixView y, StreamHand
   const int64_t per_word = static_cast<int64_t>(sizeof(Word)) / size_of(x.dtype);
   const int64_t words = x.cols / per_word;
   const unsigned grid = gpu::strided_grid(gpu::ceil_div(y.rows * words, kThreads), kBlocksPerSm);
-  gather_kernel<<<grid, kThreads, 0, stream>>>(static_cast<const Word*>(x.data), x.stride / per_word,
-                                               sorted_tokens, static_cast<Word*>(y.data), y.stride / per_word,
-                                               y.rows, words);
+  gpu::launch_overlapped(gather_kernel<Word>, grid, kThreads, 0, stream, static_cast<const Word*>(x.data),
+                         x.stride / per_word, sorted_tokens, static_cast<Word*>(y.data), y.stride / per_word,
+                         y.rows, words);
   check_launch("gather_rows");
 }
 
@@ -277,8 +283,8 @@ void sort_by_expert(const int32_t* ids, int64_t num_ids, int64_t experts, int64_
   const auto n = static_cast<int>(num_ids);
   const auto e = static_cast<int>(experts);
   if (num_ids <= kFewIds) {
-    sort_kernel<<<static_cast<unsigned>(experts), kThreads, 0, stream>>>(ids, n, e, static_cast<int>(k),
-                                                                         order);
+    gpu::launch_overlapped(sort_kernel, static_cast<unsigned>(experts), kThreads, 0, stream, ids, n, e,
+                           static_cast<int>(k), order);
   } else {
     const auto chunks = static_cast<unsigned>(gpu::ceil_div(num_ids, kChunk));
     const auto bytes = static_cast<size_t>(kWarps * experts) * sizeof(int);

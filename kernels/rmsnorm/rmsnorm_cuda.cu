@@ -15,6 +15,8 @@ __global__ void __launch_bounds__(kThreads)
     any_row_kernel(const T* x, int64_t x_stride, const BF16* weight, float eps, int64_t n, T* y,
                    int64_t y_stride, float* inv_rms) {
   __shared__ float lanes[gpu::kSumLanes];
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const int64_t row = blockIdx.x;
   const T* in = x + row * x_stride;
   if (threadIdx.x < gpu::kSumLanes) {
@@ -42,9 +44,9 @@ void launch(MatrixView x, const BF16* weight, float eps, MatrixView y, float* in
     out.y_stride = y.stride;
     gpu::launch_rows<T, gpu::Source::kRmsNorm, gpu::Sink::kValues, false>(in, out, x.rows, x.cols, stream);
   } else {
-    any_row_kernel<<<static_cast<unsigned>(x.rows), kThreads, 0, stream>>>(
-        static_cast<const T*>(x.data), x.stride, weight, eps, x.cols, static_cast<T*>(y.data), y.stride,
-        inv_rms);
+    gpu::launch_overlapped(any_row_kernel<T>, static_cast<unsigned>(x.rows), kThreads, 0, stream,
+                           static_cast<const T*>(x.data), x.stride, weight, eps, x.cols,
+                           static_cast<T*>(y.data), y.stride, inv_rms);
   }
   check_launch("rms_norm");
 }

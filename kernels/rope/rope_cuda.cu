@@ -2,7 +2,7 @@
 // half]. Two products and one sum in fp32, rounded once: the CPU's bits. A thread turns kWidth pairs of one
 // head.
 #include "kernels/copy/copy_cuda.hpp"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/rope/rope_cuda.hpp"
 
@@ -63,6 +63,8 @@ __global__ void __launch_bounds__(kThreads)
     rope_kernel(const T* x, int64_t x_stride, Heads shape, const int32_t* positions, RopeTableView table,
                 T* y, int64_t y_stride, const int32_t* y_rows) {
   static_assert(!kNeighbours || kWidth == 1);
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const int64_t half = table.half;
   const int64_t per_head = half / kWidth;
   const int64_t per_row = shape.heads * per_head;
@@ -93,6 +95,8 @@ struct CacheRows {
 
 __global__ void __launch_bounds__(kThreads) cache_kernel(const CacheRows r, RopeTableView table) {
   constexpr int kWidth = gpu::kVector<BF16>;
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const int half = static_cast<int>(table.half);
   const int per_head = half / kWidth;
   const int turned = (r.q_heads + r.kv_heads) * per_head;
@@ -134,8 +138,8 @@ void launch(MatrixView x, const Heads& shape, bool neighbours, const int32_t* po
   const unsigned grid =
       gpu::strided_grid(gpu::ceil_div(pairs, kThreads * (vector ? kWidth : 1)), kBlocksPerSm);
   const auto run = [&](auto kernel) {
-    kernel<<<grid, kThreads, 0, stream>>>(static_cast<const T*>(x.data), x.stride, shape, positions, table,
-                                          static_cast<T*>(y.data), y.stride, y_rows);
+    gpu::launch_overlapped(kernel, grid, kThreads, 0, stream, static_cast<const T*>(x.data), x.stride, shape,
+                           positions, table, static_cast<T*>(y.data), y.stride, y_rows);
   };
   if (neighbours) {
     run(rope_kernel<T, 1, true>);
@@ -204,8 +208,8 @@ void rope_to_cache(const RopeToCache& args, const RopeTableView& table, StreamHa
                        args.positions,
                        args.to_rows};
   const int64_t work = args.q.rows * (args.q.cols / 2 + args.k.cols / 2 + args.v.cols) / gpu::kVector<BF16>;
-  cache_kernel<<<gpu::strided_grid(gpu::ceil_div(work, kThreads), kBlocksPerSm), kThreads, 0, stream>>>(
-      rows, table);
+  gpu::launch_overlapped(cache_kernel, gpu::strided_grid(gpu::ceil_div(work, kThreads), kBlocksPerSm),
+                         kThreads, 0, stream, rows, table);
   check_launch("rope_to_cache");
 }
 

@@ -5,6 +5,7 @@
 // Choosing: a candidate's rank is a 64-bit key, its value in an order that integers have (NaN lowest, both
 // zeros equal) above the complement of its id, so that the largest key is the best value of the lowest id.
 #include "kernels/cuda/lanes.cuh"
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/math/exp_log.hpp"
 #include "kernels/router/router_cuda.hpp"
 
@@ -103,6 +104,8 @@ __global__ void __launch_bounds__(kWarps* kWarp)
     route_kernel(RouterRule rule, const float* logits, int64_t tokens, const float* bias, bool replayed,
                  float* all_scores, int32_t* ids, float* weights) {
   extern __shared__ float shared[];
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int experts = static_cast<int>(rule.experts);
@@ -176,8 +179,8 @@ void route(const RouterRule& rule, const float* logits, int64_t tokens, const fl
   const auto bytes =
       static_cast<size_t>(kWarps) * static_cast<size_t>(2 * rule.experts + kMaxGroups) * sizeof(float);
   const auto grid = static_cast<unsigned>(gpu::ceil_div(tokens, kWarps));
-  route_kernel<<<grid, kWarps * kWarp, bytes, stream>>>(rule, logits, tokens, bias, replayed, scores, ids,
-                                                        weights);
+  gpu::launch_overlapped(route_kernel, grid, kWarps * kWarp, bytes, stream, rule, logits, tokens, bias,
+                         replayed, scores, ids, weights);
   check_launch("route");
 }
 

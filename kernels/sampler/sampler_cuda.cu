@@ -4,6 +4,7 @@
 // radix selections may be filled by integer atomics in shared memory, and thread counts never change a
 // result. A cut is a key (the order of logits as integers) with the last id kept among the logits of that
 // very key.
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/softmax.cuh"
 #include "kernels/sampler/sampler_cuda.hpp"
 
@@ -302,6 +303,8 @@ __device__ inline bool is_finite(float x) { return (__float_as_uint(x) & 0x7f800
 __global__ void __launch_bounds__(kThreads) draw_kernel(const float* logits, int64_t stride, int vocab,
                                                         const DrawRequest* requests, DrawResult* results) {
   __shared__ Shared shared;
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const DrawRequest request = requests[blockIdx.x];
   const bool greedy = request.temperature == 0.0F;
   Row row{logits + blockIdx.x * stride, vocab, greedy ? 1.0F : request.temperature, 0.0F, {}, {}};
@@ -389,6 +392,8 @@ __global__ void __launch_bounds__(kThreads) draw_kernel(const float* logits, int
 
 __global__ void __launch_bounds__(kThreads)
     take_kernel(const DrawResult* results, const int32_t* tasks, int64_t rows, int32_t* tokens) {
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const int64_t r = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (r < rows && tasks[r] >= 0) {
     tokens[r] = max(results[tasks[r]].token, 0);
@@ -403,9 +408,9 @@ void draw_tokens(MatrixView logits, const DrawRequest* requests, DrawResult* res
   if (logits.rows == 0) {
     return;
   }
-  draw_kernel<<<static_cast<unsigned>(logits.rows), kThreads, 0, stream>>>(
-      static_cast<const float*>(logits.data), logits.stride, static_cast<int>(logits.cols), requests,
-      results);
+  gpu::launch_overlapped(draw_kernel, static_cast<unsigned>(logits.rows), kThreads, 0, stream,
+                         static_cast<const float*>(logits.data), logits.stride, static_cast<int>(logits.cols),
+                         requests, results);
   check_launch("draw_tokens");
 }
 
@@ -414,8 +419,8 @@ void take_tokens(const DrawResult* results, const int32_t* tasks, int64_t rows, 
   if (rows == 0) {
     return;
   }
-  take_kernel<<<static_cast<unsigned>(gpu::ceil_div(rows, kThreads)), kThreads, 0, stream>>>(results, tasks,
-                                                                                             rows, tokens);
+  gpu::launch_overlapped(take_kernel, static_cast<unsigned>(gpu::ceil_div(rows, kThreads)), kThreads, 0,
+                         stream, results, tasks, rows, tokens);
   check_launch("take_tokens");
 }
 

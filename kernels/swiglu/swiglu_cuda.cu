@@ -14,6 +14,8 @@ template <class T, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     swiglu_kernel(const T* gate, int64_t gate_stride, const T* up, int64_t up_stride, T* y, int64_t y_stride,
                   int64_t rows, int64_t cols) {
+  gpu::wait_for_previous();
+  gpu::allow_next();
   const int64_t per_row = cols / kWidth;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < rows * per_row; i += step) {
@@ -43,9 +45,9 @@ void launch(MatrixView gate, MatrixView up, MatrixView y, StreamHandle stream) {
   const int64_t work = gpu::ceil_div(gate.rows * gate.cols, kThreads * (vector ? kWidth : 1));
   const unsigned grid = gpu::strided_grid(work, kBlocksPerSm);
   const auto run = [&](auto kernel) {
-    kernel<<<grid, kThreads, 0, stream>>>(static_cast<const T*>(gate.data), gate.stride,
-                                          static_cast<const T*>(up.data), up.stride, static_cast<T*>(y.data),
-                                          y.stride, gate.rows, gate.cols);
+    gpu::launch_overlapped(kernel, grid, kThreads, 0, stream, static_cast<const T*>(gate.data), gate.stride,
+                           static_cast<const T*>(up.data), up.stride, static_cast<T*>(y.data), y.stride,
+                           gate.rows, gate.cols);
   };
   vector ? run(swiglu_kernel<T, kWidth>) : run(swiglu_kernel<T, 1>);
   check_launch("swiglu");

@@ -146,6 +146,8 @@ cuda::GemmForward CudaLinears::product(const CudaOperand& a, const LinearWeight&
   g.a_range = w.activations.range;
   g.b_range = w.scaling.range;
   g.c = {y.data, y.stride, y.dtype == Dtype::kBF16, false};
+  // An embedding, a norm or a quantizer of the rows, which came last or nearly so, lies behind any update.
+  g.b_at_rest = true;
   return g;
 }
 
