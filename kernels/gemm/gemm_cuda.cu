@@ -16,33 +16,50 @@ namespace {
 // Rows of a tile for m plain rows.
 int32_t plain_tile_rows(int64_t m) { return m <= 16 ? 16 : m <= 64 ? 64 : 128; }
 
-// One block; thread e takes experts e, e + blockDim.x, ...: counts, an exclusive scan, then the tiles.
+// One block; thread t takes some neighbouring experts: counts, an exclusive scan, then the tiles. Those of
+// 128 rows are followed by the number of wide ones, in `expert`, and by these.
 __global__ void tiles_kernel(const int32_t* offsets, int32_t experts, int32_t tile_rows, GroupTile* tiles,
                              int32_t* num_tiles) {
-  __shared__ int32_t sums[1024];
+  __shared__ int2 sums[1024];
   gpu::wait_for_previous();
   gpu::allow_next();
   const int tid = static_cast<int>(threadIdx.x);
+  const bool wide = tile_rows == 128;
   const int per_thread = (experts + 1023) / 1024;
   const int begin = min(tid * per_thread, experts);
   const int end = min(begin + per_thread, experts);
-  int32_t count = 0;
-  for (int e = begin; e < end; ++e) count += (offsets[e + 1] - offsets[e] + tile_rows - 1) / tile_rows;
+  int2 count{0, 0};
+  for (int e = begin; e < end; ++e) {
+    const int32_t rows = offsets[e + 1] - offsets[e];
+    count.x += (rows + tile_rows - 1) / tile_rows;
+    count.y += wide ? (rows + wide_rows(rows) - 1) / wide_rows(rows) : 0;
+  }
   sums[tid] = count;
   __syncthreads();
   for (int step = 1; step < 1024; step *= 2) {
-    const int32_t add = tid >= step ? sums[tid - step] : 0;
+    const int2 add = tid >= step ? sums[tid - step] : int2{0, 0};
     __syncthreads();
-    sums[tid] += add;
+    sums[tid].x += add.x;
+    sums[tid].y += add.y;
     __syncthreads();
   }
-  int32_t at = sums[tid] - count;
+  int32_t at = sums[tid].x - count.x;
+  int32_t wide_at = sums[1023].x + 1 + sums[tid].y - count.y;
   for (int e = begin; e < end; ++e) {
-    for (int32_t row = offsets[e]; row < offsets[e + 1]; row += tile_rows) {
-      tiles[at++] = {e, row, min(tile_rows, offsets[e + 1] - row)};
+    const int32_t last = offsets[e + 1];
+    for (int32_t row = offsets[e]; row < last; row += tile_rows) {
+      tiles[at++] = {e, row, min(tile_rows, last - row)};
+    }
+    if (!wide) continue;
+    const int32_t part = wide_rows(last - offsets[e]);
+    for (int32_t row = offsets[e]; row < last; row += part) {
+      tiles[wide_at++] = {e, row, min(part, last - row)};
     }
   }
-  if (tid == 1023) *num_tiles = sums[1023];
+  if (tid == 1023) {
+    *num_tiles = sums[1023].x;
+    if (wide) tiles[sums[1023].x] = {sums[1023].y, 0, 0};
+  }
 }
 
 }  // namespace

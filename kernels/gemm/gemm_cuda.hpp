@@ -43,7 +43,7 @@ struct GroupTile {
 
 // A product per expert over its rows, from a list in device memory. All arrays are device memory.
 struct GemmGroups {
-  const GroupTile* tiles = nullptr;
+  const GroupTile* tiles = nullptr;     // build_group_tiles
   const int32_t* num_tiles = nullptr;   // one int
   int32_t max_tiles = 0;                // host: bound of *num_tiles (group_tiles_bound)
   int32_t tile_rows = 0;                // host: group_tile_rows
@@ -116,7 +116,10 @@ void gemm_wgrad(const GemmBackward& g, StreamHandle stream);
 // Rows per tile that suit `rows` rows over `experts` experts: 16, 64 or 128. Any choice gives the same bits.
 int32_t group_tile_rows(int64_t rows, int64_t experts);
 int32_t group_tiles_bound(int64_t rows, int64_t experts, int32_t tile_rows);
-// offsets [experts + 1] -> tiles in ascending order, *num_tiles.
+// Entries that a list may need.
+int32_t group_list_size(int64_t rows, int64_t experts, int32_t tile_rows);
+// offsets [experts + 1] -> tiles in ascending order, *num_tiles. After tiles of 128 rows follow the same rows
+// in wide ones, wide_rows.hpp: one entry with their number in `expert`, then they.
 void build_group_tiles(const int32_t* offsets, int32_t experts, int32_t tile_rows, GroupTile* tiles,
                        int32_t* num_tiles, StreamHandle stream);
 

@@ -64,6 +64,9 @@ void forward_of_format(const ForwardParams& p, int32_t tile_rows, int32_t row_ti
   large.weight = p.b;
   large.a_outer = p.a_outer;
   large.inverse = p.inverse;
+  if (grouped && p.c_bf16 && wide_tiles_take(p.n, {p.c, p.ldc, p.c_bf16, p.accumulate})) {
+    return launch_experts(F, large, stream);
+  }
   if constexpr (F == WeightFormat::kBF16) {
     launch_large(LargeForm::kForward, large, row_tiles, batch, stream);
   } else {

@@ -6,6 +6,7 @@
 #include "base/weight_format.hpp"
 #include "device/stream_handle.hpp"
 #include "kernels/gemm/gemm_cuda.hpp"
+#include "kernels/gemm/wide_rows.hpp"
 
 namespace accord::kernels::cuda {
 
@@ -19,7 +20,7 @@ struct LargeParams {
   int32_t m, n, l;
   bool c_bf16, accumulate;
   int64_t a_batch, b_batch, c_batch;
-  // Grouped by rows of C (forward, dgrad): a tile list of 128 rows; B per expert.
+  // Grouped by rows of C (forward, dgrad): lists of 128-row and of wide tiles; B per expert.
   const GroupTile* tiles;
   const int32_t* num_tiles;
   const GemmWeight* experts;
@@ -42,5 +43,14 @@ void launch_large(LargeForm form, const LargeParams& p, int32_t row_tiles, int32
 // MXFP8 and NVFP4 weights; K % 32 == 0.
 void launch_large_quantized(WeightFormat format, const LargeParams& p, int32_t row_tiles,
                             StreamHandle stream);
+
+// Grouped by rows, from the list of wide tiles (gemm_experts.cuh): forward to BF16, K % 32 == 0 where
+// quantized, and dgrad to fp32. ACROSS: weights lie across l.
+template <WeightFormat F, bool ACROSS>
+void launch_experts_of(const LargeParams& p, StreamHandle stream);
+void launch_experts(WeightFormat format, const LargeParams& p, StreamHandle stream);
+void launch_experts_dgrad(const LargeParams& p, StreamHandle stream);
+// Whether they write C, of n columns: in whole vectors.
+bool wide_tiles_take(int64_t n, const GemmOutput& c);
 
 }  // namespace accord::kernels::cuda

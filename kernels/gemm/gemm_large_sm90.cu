@@ -31,6 +31,52 @@ __device__ inline void store_two(const LargeParams& p, int64_t row, int col, flo
   if (both) c[1] = p.accumulate ? c[1] + y : y;
 }
 
+// A warp's sixteen rows turn in shared memory (the stages, which are free), so that it reads and writes whole
+// lines; reads come in batches ahead of the writes that depend on them.
+template <int BN>
+__device__ inline void store_f32(const LargeParams& p, const float (&acc)[BN / 2], int row_begin,
+                                 int num_rows, int col_begin, int tid, uint32_t shared) {
+  constexpr int kStride = BN * 4 + 32;
+  constexpr int kChunks = BN / 4;
+  constexpr int kBatch = 8;
+  const int lane = tid % 32;
+  const uint32_t turn = shared + tid / 32 * 16 * kStride;
+#pragma unroll
+  for (int j = 0; j < BN / 8; ++j) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      store_shared_8(turn + (half * 8 + lane / 4) * kStride + (j * 8 + lane % 4 * 2) * 4,
+                     {__float_as_uint(acc[j * 4 + half * 2]), __float_as_uint(acc[j * 4 + half * 2 + 1])});
+    }
+  }
+  __syncwarp();
+  float* const c = static_cast<float*>(p.c) + (row_begin + tid / 32 * 16) * p.ldc + col_begin;
+  const int rows = min(num_rows - tid / 32 * 16, 16);
+#pragma unroll 1
+  for (int begin = lane; begin < rows * kChunks; begin += kBatch * 32) {
+    float4 sum[kBatch] = {};
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int at = begin + i * 32;
+      const int col = at % kChunks * 4;
+      if (p.accumulate && at < rows * kChunks && col_begin + col < p.n) {
+        sum[i] = *reinterpret_cast<const float4*>(c + at / kChunks * p.ldc + col);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int at = begin + i * 32;
+      const int col = at % kChunks * 4;
+      if (at >= rows * kChunks || col_begin + col >= p.n) continue;
+      const uint4 bits = load_shared_16(turn + at / kChunks * kStride + col * 4);
+      const float4 x = {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
+                        __uint_as_float(bits.w)};
+      *reinterpret_cast<float4*>(c + at / kChunks * p.ldc + col) =
+          p.accumulate ? float4{sum[i].x + x.x, sum[i].y + x.y, sum[i].z + x.z, sum[i].w + x.w} : x;
+    }
+  }
+}
+
 template <bool A_ACROSS, bool B_ACROSS, int BN>
 __global__ void __launch_bounds__(kLargeThreads, 1) large_kernel(const LargeParams params) {
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -79,6 +125,14 @@ __global__ void __launch_bounds__(kLargeThreads, 1) large_kernel(const LargePara
   const auto prefetch = [&](int step) {
     if (ahead != nullptr && step * kBL < p.l) prefetch_l2(ahead + step * kBL);
   };
+
+  // So are sums that grow.
+  if (p.accumulate) {
+    for (int i = tid; i < num_rows * (BN / 32); i += kLargeThreads) {
+      const int col = col_begin + i % (BN / 32) * 32;
+      if (col < p.n) prefetch_l2(static_cast<float*>(p.c) + (row_begin + i / (BN / 32)) * p.ldc + col);
+    }
+  }
 
   float acc[BN / 2] = {};
   const int steps = (p.l + kBL - 1) / kBL;
@@ -145,6 +199,12 @@ __global__ void __launch_bounds__(kLargeThreads, 1) large_kernel(const LargePara
     }
     return;
   }
+  if (!p.c_bf16 && p.n % 4 == 0 && p.ldc % 4 == 0 && (reinterpret_cast<uintptr_t>(p.c) & 15u) == 0) {
+    copy_wait<0>();
+    __syncthreads();  // the stages are free
+    store_f32<BN>(p, acc, row_begin, num_rows, col_begin, tid, base);
+    return;
+  }
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = tid / 32 * 16 + half * 8 + lane / 4;
@@ -181,6 +241,25 @@ void launch_width(const LargeParams& p, int32_t row_tiles, int32_t depth, Stream
 }
 
 }  // namespace
+
+extern template void launch_experts_of<WeightFormat::kBF16, false>(const LargeParams&, StreamHandle);
+extern template void launch_experts_of<WeightFormat::kMXFP8, false>(const LargeParams&, StreamHandle);
+extern template void launch_experts_of<WeightFormat::kNVFP4, false>(const LargeParams&, StreamHandle);
+extern template void launch_experts_of<WeightFormat::kBF16, true>(const LargeParams&, StreamHandle);
+
+void launch_experts_dgrad(const LargeParams& p, StreamHandle stream) {
+  launch_experts_of<WeightFormat::kBF16, true>(p, stream);
+}
+
+void launch_experts(WeightFormat format, const LargeParams& p, StreamHandle stream) {
+  if (format == WeightFormat::kBF16) {
+    launch_experts_of<WeightFormat::kBF16, false>(p, stream);
+  } else if (format == WeightFormat::kMXFP8) {
+    launch_experts_of<WeightFormat::kMXFP8, false>(p, stream);
+  } else {
+    launch_experts_of<WeightFormat::kNVFP4, false>(p, stream);
+  }
+}
 
 void launch_large(LargeForm form, const LargeParams& p, int32_t row_tiles, int32_t depth,
                   StreamHandle stream) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/gemm/gemm_cuda.hpp"
+#include "kernels/gemm/gemm_large.hpp"
 
 namespace accord::kernels::cuda {
 namespace {
@@ -50,6 +51,16 @@ int32_t group_tile_rows(int64_t rows, int64_t experts) {
 
 int32_t group_tiles_bound(int64_t rows, int64_t experts, int32_t tile_rows) {
   return static_cast<int32_t>(std::min(rows, rows / tile_rows + experts));
+}
+
+int32_t group_list_size(int64_t rows, int64_t experts, int32_t tile_rows) {
+  const int32_t tiles = group_tiles_bound(rows, experts, tile_rows);
+  return tile_rows == 128 ? tiles + 1 + group_tiles_bound(rows, experts, kWideRows) : tiles;
+}
+
+bool wide_tiles_take(int64_t n, const GemmOutput& c) {
+  const int64_t vector = c.bf16 ? 8 : 4;
+  return n % vector == 0 && c.ld % vector == 0 && reinterpret_cast<uintptr_t>(c.data) % 16 == 0;
 }
 
 }  // namespace accord::kernels::cuda

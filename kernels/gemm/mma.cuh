@@ -75,6 +75,12 @@ __device__ inline void store_shared_16(uint32_t address, uint4 v) {
                "r"(v.w)
                : "memory");
 }
+__device__ inline void store_shared_8(uint32_t address, uint2 v) {
+  asm volatile("st.shared.v2.u32 [%0], {%1,%2};\n" ::"r"(address), "r"(v.x), "r"(v.y) : "memory");
+}
+__device__ inline void store_shared_4(uint32_t address, uint32_t v) {
+  asm volatile("st.shared.u32 [%0], %1;\n" ::"r"(address), "r"(v) : "memory");
+}
 __device__ inline uint4 load_shared_16(uint32_t address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];\n"

@@ -92,8 +92,8 @@ Routed::Routed(DeviceBench& bench, const ModelConfig& config, const Sizes& s)
   scratch = ints(cuda::sort_scratch(s.sorted, s.experts));
   groups.tile_rows = cuda::group_tile_rows(s.sorted, s.experts);
   groups.max_tiles = cuda::group_tiles_bound(s.sorted, s.experts, groups.tile_rows);
-  tiles =
-      must(Memory::allocate(gpu.device(), static_cast<size_t>(groups.max_tiles) * sizeof(cuda::GroupTile)));
+  list_size = cuda::group_list_size(s.sorted, s.experts, groups.tile_rows);
+  tiles = must(Memory::allocate(gpu.device(), static_cast<size_t>(list_size) * sizeof(cuda::GroupTile)));
   num_tiles = ints(1);
   groups.tiles = tiles.as<cuda::GroupTile>();
   groups.num_tiles = num_tiles.as<int32_t>();

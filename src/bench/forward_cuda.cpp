@@ -315,9 +315,9 @@ class Forward {
                             bench_.out<int32_t>(s_.sorted), bench_.out<int32_t>(s_.sorted)},
                            routed.scratch.as<int32_t>(), bench_.stream());
     });
-    report("gemm", "list of tiles", {4 * d(s_.experts + 1), 12 * d(routed.groups.max_tiles), 0}, [&] {
+    report("gemm", "list of tiles", {4 * d(s_.experts + 1), 12 * d(routed.list_size), 0}, [&] {
       cuda::build_group_tiles(routed.offsets.as<int32_t>(), static_cast<int32_t>(s_.experts),
-                              routed.groups.tile_rows, bench_.out<cuda::GroupTile>(routed.groups.max_tiles),
+                              routed.groups.tile_rows, bench_.out<cuda::GroupTile>(routed.list_size),
                               bench_.out<int32_t>(1), bench_.stream());
     });
     quantize("quantize second norm", s_.rows, hidden);

@@ -104,7 +104,8 @@ Status CudaBlockScaled::reserve(int64_t rows, int64_t sorted, int64_t experts) {
   ACCORD_RETURN_IF_ERROR(ensure(x_tiles_, tiles));
   ACCORD_RETURN_IF_ERROR(ensure(staging_, staging));
   if (list == 0) return absl::OkStatus();
-  ACCORD_RETURN_IF_ERROR(ensure(list_, list * static_cast<int64_t>(sizeof(cuda::GroupTile))));
+  ACCORD_RETURN_IF_ERROR(ensure(list_, cuda::group_list_size(sorted, experts, kRowMultiple) *
+                                           static_cast<int64_t>(sizeof(cuda::GroupTile))));
   ACCORD_RETURN_IF_ERROR(ensure(num_tiles_, sizeof(int32_t)));
   ACCORD_RETURN_IF_ERROR(ensure(packed_codes_, packed_codes));
   ACCORD_RETURN_IF_ERROR(ensure(packed_tiles_, packed_tiles));

@@ -44,7 +44,7 @@ void add_experts(const ModelConfig& c, int64_t rows, CudaLayerTape& t, std::vect
   words(t.sorted_slots, sorted);
   words(t.slot_rows, sorted);
   const int32_t tile_rows = cuda::group_tile_rows(sorted, c.num_experts);
-  parts.emplace_back(&t.group_tiles, cuda::group_tiles_bound(sorted, c.num_experts, tile_rows) *
+  parts.emplace_back(&t.group_tiles, cuda::group_list_size(sorted, c.num_experts, tile_rows) *
                                          static_cast<int64_t>(sizeof(cuda::GroupTile)));
   words(t.num_group_tiles, 1);
   if (c.num_shared_experts > 0) {

@@ -250,7 +250,8 @@ void experts(Bench& b, int64_t tokens, int64_t n, int64_t k, const char* only = 
     }
     const int32_t tile_rows = group_tile_rows(rows, count);
     const int32_t bound = group_tiles_bound(rows, count, tile_rows);
-    const Memory tiles = b.allocate(static_cast<size_t>(bound) * sizeof(GroupTile));
+    const Memory tiles =
+        b.allocate(static_cast<size_t>(group_list_size(rows, count, tile_rows)) * sizeof(GroupTile));
     const Memory num_tiles = b.allocate(4);
     build_group_tiles(device_offsets.as<int32_t>(), count, tile_rows, tiles.as<GroupTile>(),
                       num_tiles.as<int32_t>(), b.stream());

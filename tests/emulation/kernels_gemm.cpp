@@ -11,6 +11,7 @@
 #include "kernels/gemm/exact.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/gemm/gemm_cuda.hpp"
+#include "kernels/gemm/wide_rows.hpp"
 #include "kernels/math/simd.hpp"
 #include "tests/emulation/launch.hpp"
 #include "tests/emulation/rows.hpp"
@@ -129,20 +130,37 @@ void add_row(const Launch& launch, const GemmForward& g, const BF16* a, int64_t 
   rows.c_row.push_back(c_row);
 }
 
-// The list of a grouped product, which must cover each row at most once.
-std::vector<GroupTile> read_tiles(const Launch& launch, const GemmGroups& groups, int64_t m) {
-  const int32_t count = *launch.at(groups.num_tiles, 1);
-  launch.needs(count >= 0 && count <= groups.max_tiles, "at most max_tiles tiles");
-  const GroupTile* tiles = launch.at(groups.tiles, count);
+// A list that covers each of m rows at most once, in tiles of at most tile_rows.
+std::vector<GroupTile> checked(const Launch& launch, const GroupTile* list, int32_t count, int32_t tile_rows,
+                               int64_t m) {
+  const GroupTile* tiles = launch.at(list, count);
   int64_t next = 0;
   for (int32_t i = 0; i < count; ++i) {
-    launch.needs(tiles[i].row_begin >= next && tiles[i].num_rows > 0 &&
-                     tiles[i].num_rows <= groups.tile_rows && tiles[i].row_begin + tiles[i].num_rows <= m &&
-                     tiles[i].expert >= 0,
+    launch.needs(tiles[i].row_begin >= next && tiles[i].num_rows > 0 && tiles[i].num_rows <= tile_rows &&
+                     tiles[i].row_begin + tiles[i].num_rows <= m && tiles[i].expert >= 0,
                  "tiles in ascending order within the rows");
     next = tiles[i].row_begin + tiles[i].num_rows;
   }
   return {tiles, tiles + count};
+}
+
+int64_t rows_of(const std::vector<GroupTile>& tiles) {
+  int64_t rows = 0;
+  for (const GroupTile& tile : tiles) rows += tile.num_rows;
+  return rows;
+}
+
+// The tiles of a grouped product: wide ones where there are.
+std::vector<GroupTile> read_tiles(const Launch& launch, const GemmGroups& groups, int64_t m) {
+  const int32_t count = *launch.at(groups.num_tiles, 1);
+  launch.needs(count >= 0 && count <= groups.max_tiles, "at most max_tiles tiles");
+  std::vector<GroupTile> tiles = checked(launch, groups.tiles, count, groups.tile_rows, m);
+  if (groups.tile_rows != 128) return tiles;
+  const int32_t wide_count = launch.at(groups.tiles + count, 1)->expert;
+  launch.needs(wide_count >= 0 && wide_count <= count, "no more wide tiles than of 128 rows");
+  std::vector<GroupTile> wide = checked(launch, groups.tiles + count + 1, wide_count, kWideRows, m);
+  launch.needs(rows_of(wide) == rows_of(tiles), "the same rows in wide tiles");
+  return wide;
 }
 
 void grouped_forward(const Launch& launch, const GemmForward& g) {
@@ -276,7 +294,17 @@ void build_group_tiles(const int32_t* offsets, int32_t experts, int32_t tile_row
     }
   }
   const auto count = static_cast<int32_t>(list.size());
-  std::copy(list.begin(), list.end(), launch.at(tiles, count));
+  if (tile_rows == 128) {
+    list.push_back({});
+    for (int32_t e = 0; e < experts; ++e) {
+      const int32_t part = wide_rows(begin[e + 1] - begin[e]);
+      for (int32_t row = begin[e]; row < begin[e + 1]; row += part) {
+        list.push_back({e, row, std::min(part, begin[e + 1] - row)});
+      }
+    }
+    list[static_cast<size_t>(count)].expert = static_cast<int32_t>(list.size()) - count - 1;
+  }
+  std::copy(list.begin(), list.end(), launch.at(tiles, static_cast<int64_t>(list.size())));
   *launch.at(num_tiles, 1) = count;
 }
 

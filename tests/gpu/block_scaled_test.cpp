@@ -68,7 +68,8 @@ TEST_CASE("rows of experts are packed into tiles of their own") {
   const Memory device_offsets = gpu->upload(offsets);
   const Memory device_gather = gpu->upload(gather);
   const int32_t bound = cuda::group_tiles_bound(sorted, experts, kTileRows);
-  const Memory list = gpu->allocate(static_cast<size_t>(bound) * sizeof(cuda::GroupTile));
+  const Memory list = gpu->allocate(static_cast<size_t>(cuda::group_list_size(sorted, experts, kTileRows)) *
+                                    sizeof(cuda::GroupTile));
   const Memory count = gpu->allocate(sizeof(int32_t));
   cuda::build_group_tiles(device_offsets.as<int32_t>(), experts, kTileRows, list.as<cuda::GroupTile>(),
                           count.as<int32_t>(), gpu->handle());

@@ -57,7 +57,8 @@ void check_groups(const Gpu& gpu, WeightFormat format, Data data, const std::vec
   const Memory rows_of_a = gpu.upload(a.decoded);
   const Memory outer = gpu.upload(a.outer);
   const int32_t bound = kernels::cuda::group_tiles_bound(total, experts, tile_rows);
-  const Memory tiles = gpu.allocate(static_cast<size_t>(bound) * sizeof(GroupTile));
+  const int32_t list_size = kernels::cuda::group_list_size(total, experts, tile_rows);
+  const Memory tiles = gpu.allocate(static_cast<size_t>(list_size) * sizeof(GroupTile));
   const Memory num_tiles = gpu.allocate(4);
   kernels::cuda::build_group_tiles(device_offsets.as<int32_t>(), experts, tile_rows, tiles.as<GroupTile>(),
                                    num_tiles.as<int32_t>(), gpu.handle());

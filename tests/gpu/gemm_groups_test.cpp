@@ -71,7 +71,8 @@ TEST_CASE("grouped products equal plain ones for ragged counts") {
     const Memory outer_sorted = gpu->upload(sorted.outer);
     for (const int32_t tile_rows : {16, 64, 128}) {
       const int32_t bound = kernels::cuda::group_tiles_bound(total, experts, tile_rows);
-      const Memory tiles = gpu->allocate(static_cast<size_t>(bound) * sizeof(GroupTile));
+      const int32_t list_size = kernels::cuda::group_list_size(total, experts, tile_rows);
+      const Memory tiles = gpu->allocate(static_cast<size_t>(list_size) * sizeof(GroupTile));
       const Memory num_tiles = gpu->allocate(4);
       kernels::cuda::build_group_tiles(device_offsets.as<int32_t>(), experts, tile_rows,
                                        tiles.as<GroupTile>(), num_tiles.as<int32_t>(), gpu->handle());
@@ -126,7 +127,8 @@ TEST_CASE("grouped products equal plain ones for ragged counts") {
     const Memory device_dy = gpu->upload(dy);
     for (const int32_t tile_rows : {16, 64, 128}) {
       const int32_t bound = kernels::cuda::group_tiles_bound(total, experts, tile_rows);
-      const Memory tiles = gpu->allocate(static_cast<size_t>(bound) * sizeof(GroupTile));
+      const int32_t list_size = kernels::cuda::group_list_size(total, experts, tile_rows);
+      const Memory tiles = gpu->allocate(static_cast<size_t>(list_size) * sizeof(GroupTile));
       const Memory num_tiles = gpu->allocate(4);
       kernels::cuda::build_group_tiles(device_offsets.as<int32_t>(), experts, tile_rows,
                                        tiles.as<GroupTile>(), num_tiles.as<int32_t>(), gpu->handle());
@@ -178,6 +180,152 @@ TEST_CASE("grouped products equal plain ones for ragged counts") {
         wrong += different(gpu->download<float>(outputs[e], dw[e].size()), dw[e]);
       }
       report("wgrad, grouped", gathered ? "gathered" : "sorted", wrong, dw.size() * dw[0].size());
+    }
+  }
+}
+
+namespace {
+
+// dgrad of experts with weights [l,n] in turn, in fp32 added to what is there, or in BF16.
+void check_wide_dgrad(const Gpu& gpu, const std::vector<int32_t>& offsets, GemmGroups groups, int64_t n,
+                      int64_t l, bool bf16) {
+  const int64_t total = offsets.back();
+  const std::vector<BF16> dy = to_bf16(make_data(Data::kHeavy, total, l, 71));
+  const Memory device_dy = gpu.upload(dy);
+  std::vector<Memory> weights;
+  std::vector<GemmWeight> table;
+  for (uint64_t e = 0; e < 3; ++e)
+    weights.push_back(gpu.upload(to_bf16(make_data(Data::kNormal, l, n, 80 + e))));
+  for (size_t e = 0; e + 1 < offsets.size(); ++e) table.push_back({weights[e % 3].data(), nullptr, nullptr});
+  const Memory device_table = gpu.upload(table);
+  const auto size = static_cast<size_t>(total * n);
+  const std::vector<float> before = make_data(Data::kNormal, total, n, 54);
+  const Memory expected = gpu.upload(before);
+  const Memory out = gpu.upload(before);
+  GemmBackward g;
+  g.n = n;
+  g.l = l;
+  g.lda = l;
+  g.ldb = n;
+  const size_t width = bf16 ? 2 : 4;
+  for (size_t e = 0; e + 1 < offsets.size(); ++e) {
+    g.m = offsets[e + 1] - offsets[e];
+    if (g.m == 0) continue;
+    g.a = device_dy.as<BF16>() + offsets[e] * l;
+    g.b = static_cast<const BF16*>(table[e].data);
+    g.c = {expected.as<uint8_t>() + static_cast<size_t>(offsets[e] * n) * width, n, bf16, !bf16};
+    kernels::cuda::gemm_dgrad(g, gpu.handle());
+  }
+  g.m = total;
+  g.a = device_dy.as<BF16>();
+  g.b = nullptr;
+  g.c = {out.data(), n, bf16, !bf16};
+  groups.experts = device_table.as<GemmWeight>();
+  g.groups = &groups;
+  kernels::cuda::gemm_dgrad(g, gpu.handle());
+  const int64_t wrong = bf16 ? different(gpu.download<BF16>(out, size), gpu.download<BF16>(expected, size))
+                             : different(gpu.download<float>(out, size), gpu.download<float>(expected, size));
+  report("dgrad of experts in wide tiles", std::to_string(n) + " x " + std::to_string(l), wrong, size);
+}
+
+}  // namespace
+
+TEST_CASE("products of experts in wide tiles equal plain ones") {
+  const auto gpu = Gpu::open();
+  if (!gpu) return;
+  const std::vector<int32_t> counts = {300, 0,   17, 256, 289, 577, 64,  129,
+                                       272, 241, 33, 190, 208, 288, 900, 1};
+  const auto experts = static_cast<int32_t>(counts.size());
+  std::vector<int32_t> offsets = {0};
+  for (const int32_t c : counts) offsets.push_back(offsets.back() + c);
+  const int64_t total = offsets.back();
+  const int64_t tokens = 500;
+  PhiloxStream random(12, 4);
+  std::vector<int32_t> gather;
+  for (int64_t i = 0; i < total; ++i) gather.push_back(static_cast<int32_t>(random.next_below(tokens)));
+  const Memory device_offsets = gpu->upload(offsets);
+  const Memory device_gather = gpu->upload(gather);
+  const int32_t bound = kernels::cuda::group_tiles_bound(total, experts, 128);
+  const int32_t list_size = kernels::cuda::group_list_size(total, experts, 128);
+  const Memory tiles = gpu->allocate(static_cast<size_t>(list_size) * sizeof(GroupTile));
+  const Memory num_tiles = gpu->allocate(4);
+  kernels::cuda::build_group_tiles(device_offsets.as<int32_t>(), experts, 128, tiles.as<GroupTile>(),
+                                   num_tiles.as<int32_t>(), gpu->handle());
+  struct Shape {
+    int64_t n, k;
+    bool bf16;
+  };
+  for (const WeightFormat format : kFormats) {
+    for (const Shape s : {Shape{200, 32, true}, Shape{136, 96, true}, Shape{256, 768, true},
+                          Shape{200, 2080, true}, Shape{264, 544, false}}) {
+      const TestActivations a =
+          make_activations(format, make_data(Data::kHeavy, tokens, s.k, 11), tokens, s.k);
+      TestActivations sorted;
+      for (const int32_t t : gather) {
+        sorted.decoded.insert(sorted.decoded.end(), a.decoded.begin() + t * s.k,
+                              a.decoded.begin() + (t + 1) * s.k);
+        if (!a.outer.empty()) sorted.outer.push_back(a.outer[static_cast<size_t>(t)]);
+      }
+      std::vector<DeviceWeight> weights;
+      std::vector<GemmWeight> table;
+      for (int32_t e = 0; e < 3; ++e) {  // in turn
+        weights.push_back(upload(
+            *gpu, make_weight(format, make_data(Data::kNormal, s.n, s.k, 20 + static_cast<uint64_t>(e)), s.n,
+                              s.k)));
+      }
+      for (int32_t e = 0; e < experts; ++e) table.push_back(weights[static_cast<size_t>(e % 3)].weight());
+      const Memory device_table = gpu->upload(table);
+      const Memory rows_of_a = gpu->upload(a.decoded);
+      const Memory rows_sorted = gpu->upload(sorted.decoded);
+      const Memory outer = gpu->upload(a.outer);
+      const Memory outer_sorted = gpu->upload(sorted.outer);
+      const auto size = static_cast<size_t>(total * s.n);
+      const size_t width = s.bf16 ? 2 : 4;
+      const Memory expected = gpu->allocate(size * width);
+      GemmForward g;
+      g.format = format;
+      g.n = s.n;
+      g.k = s.k;
+      g.lda = s.k;
+      for (int32_t e = 0; e < experts; ++e) {
+        const int64_t first = offsets[static_cast<size_t>(e)];
+        g.m = counts[static_cast<size_t>(e)];
+        if (g.m == 0) continue;
+        g.a = rows_sorted.as<BF16>() + first * s.k;
+        g.a_outer = outer_sorted.as<float>() + first;
+        g.b = table[static_cast<size_t>(e)];
+        g.c = {expected.as<uint8_t>() + static_cast<size_t>(first * s.n) * width, s.n, s.bf16, false};
+        kernels::cuda::gemm_forward(g, gpu->handle());
+      }
+      GemmGroups groups;
+      groups.tiles = tiles.as<GroupTile>();
+      groups.num_tiles = num_tiles.as<int32_t>();
+      groups.max_tiles = bound;
+      groups.tile_rows = 128;
+      if (format == WeightFormat::kBF16) {
+        check_wide_dgrad(*gpu, offsets, groups, s.n, s.k, false);
+        if (s.n == 256) check_wide_dgrad(*gpu, offsets, groups, s.n, s.k, true);
+      }
+      for (const bool gathered : {false, true}) {
+        const Memory out = gpu->allocate(size * width);
+        groups.experts = device_table.as<GemmWeight>();
+        groups.gather = gathered ? device_gather.as<int32_t>() : nullptr;
+        g.m = total;
+        g.a = gathered ? rows_of_a.as<BF16>() : rows_sorted.as<BF16>();
+        g.a_outer = gathered ? outer.as<float>() : outer_sorted.as<float>();
+        g.b = {};
+        g.c = {out.data(), s.n, s.bf16, false};
+        g.groups = &groups;
+        kernels::cuda::gemm_forward(g, gpu->handle());
+        g.groups = nullptr;
+        const int64_t wrong =
+            s.bf16 ? different(gpu->download<BF16>(out, size), gpu->download<BF16>(expected, size))
+                   : different(gpu->download<float>(out, size), gpu->download<float>(expected, size));
+        report("experts in wide tiles",
+               std::string(name_of(format)) + " " + std::to_string(s.n) + " x " + std::to_string(s.k) +
+                   (gathered ? " gathered" : ""),
+               wrong, size);
+      }
     }
   }
 }

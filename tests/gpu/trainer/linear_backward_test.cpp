@@ -214,8 +214,8 @@ TEST_CASE("experts have the CPU's backward, also those with few rows or none") {
     sorted.tokens = kRows;
     sorted.groups.tile_rows = kernels::cuda::group_tile_rows(rows, experts);
     sorted.groups.max_tiles = kernels::cuda::group_tiles_bound(rows, experts, sorted.groups.tile_rows);
-    const Memory tiles = gpu->allocate(static_cast<size_t>(sorted.groups.max_tiles) *
-                                       sizeof(kernels::cuda::GroupTile)),
+    const int32_t list_size = kernels::cuda::group_list_size(rows, experts, sorted.groups.tile_rows);
+    const Memory tiles = gpu->allocate(static_cast<size_t>(list_size) * sizeof(kernels::cuda::GroupTile)),
                  num_tiles = gpu->allocate(sizeof(int32_t));
     kernels::cuda::build_group_tiles(sorted.offsets, sorted.num_experts, sorted.groups.tile_rows,
                                      tiles.as<kernels::cuda::GroupTile>(), num_tiles.as<int32_t>(),
