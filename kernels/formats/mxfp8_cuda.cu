@@ -6,6 +6,7 @@
 //   columns  A thread holds 32 rows of a few columns in registers: 32 loads in flight, one read.
 //   both     The same tile, of four columns: eight neighbouring threads hold a row's block.
 #include "kernels/cuda/overlap.cuh"
+#include "kernels/formats/code_values.cuh"
 #include "kernels/formats/mxfp8_cuda.hpp"
 #include "kernels/formats/quantize.cuh"
 
@@ -24,20 +25,31 @@ constexpr int kRowUnroll = 8;
 template <class T>
 constexpr int kLanes = kBlock / kVector<T>;  // G
 
-// The codes of one vector.
+// The codes of one vector, and what they stand for under the scale 2^(e-127) where `operand` is not null.
 template <class T, Element kElement>
-__device__ inline void cast_store(const uint4& v, float r, uint8_t* q) {
+__device__ inline void cast_store(const uint4& v, uint32_t e, uint8_t* q, BF16* operand = nullptr) {
+  const float r = gpu::mxfp8_reciprocal(e);
   float x[kVector<T>];
   gpu::unpack<T>(v, x);
 #pragma unroll
   for (int i = 0; i < kVector<T>; ++i) {
     x[i] = x[i] * r;
   }
+  constexpr bool kE5M2 = kElement == Element::kE5M2;
+  const uint32_t low = gpu::cast8_four<kElement>(x[0], x[1], x[2], x[3]);
   if constexpr (kVector<T> == 8) {
-    *reinterpret_cast<uint2*>(q) = {gpu::cast8_four<kElement>(x[0], x[1], x[2], x[3]),
-                                    gpu::cast8_four<kElement>(x[4], x[5], x[6], x[7])};
+    const uint32_t high = gpu::cast8_four<kElement>(x[4], x[5], x[6], x[7]);
+    *reinterpret_cast<uint2*>(q) = {low, high};
+    if (operand != nullptr) {
+      const uint2 a = gpu::mxfp8_operand<kE5M2>(low, e);
+      const uint2 b = gpu::mxfp8_operand<kE5M2>(high, e);
+      gpu::store16(operand, {a.x, a.y, b.x, b.y});
+    }
   } else {
-    *reinterpret_cast<uint32_t*>(q) = gpu::cast8_four<kElement>(x[0], x[1], x[2], x[3]);
+    *reinterpret_cast<uint32_t*>(q) = low;
+    if (operand != nullptr) {
+      *reinterpret_cast<uint2*>(operand) = gpu::mxfp8_operand<kE5M2>(low, e);
+    }
   }
 }
 
@@ -50,7 +62,8 @@ __device__ inline float amax_of_vector(const uint4& v) {
 // `length` elements a row, a multiple of 32; outputs are contiguous.
 template <class T, Element kElement, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
-    rows_kernel(const T* x, int64_t stride, int64_t rows, int64_t length, uint8_t* q, uint8_t* scale) {
+    rows_kernel(const T* x, int64_t stride, int64_t rows, int64_t length, uint8_t* q, uint8_t* scale,
+                BF16* operand) {
   constexpr int kStep = kWarp * kVector<T>;  // elements of one vector a lane
   constexpr int kChunk = kRowUnroll * kStep;
   constexpr int kBlocksPerStep = kStep / kBlock;
@@ -78,7 +91,8 @@ __global__ void __launch_bounds__(kThreads)
     exponents[j / 4] |= e << (8 * (j % 4));
     const int64_t at = begin + j * kStep + lane * kVector<T>;
     if (at < length) {
-      cast_store<T, kElement>(v[j], gpu::mxfp8_reciprocal(e), q + row * length + at);
+      cast_store<T, kElement>(v[j], e, q + row * length + at,
+                              operand == nullptr ? nullptr : operand + row * length + at);
     }
   }
   // Lane l stores the scale of block l of each four vectors.
@@ -299,7 +313,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class T, Element kElement>
-void rows_of(MatrixView x, uint8_t* q, uint8_t* scale, StreamHandle stream) {
+void rows_of(MatrixView x, uint8_t* q, uint8_t* scale, BF16* operand, StreamHandle stream) {
   constexpr int64_t kChunk = kRowUnroll * kWarp * kVector<T>;
   // Blocks of contiguous rows form one long row.
   const bool contiguous = x.stride == x.cols || x.rows == 1;
@@ -309,10 +323,10 @@ void rows_of(MatrixView x, uint8_t* q, uint8_t* scale, StreamHandle stream) {
   const auto* data = static_cast<const T*>(x.data);
   if (gpu::is_vectorizable(x)) {
     gpu::launch_overlapped(rows_kernel<T, kElement, true>, grid, kThreads, 0, stream, data, x.stride, rows,
-                           length, q, scale);
+                           length, q, scale, operand);
   } else {
     gpu::launch_overlapped(rows_kernel<T, kElement, false>, grid, kThreads, 0, stream, data, x.stride, rows,
-                           length, q, scale);
+                           length, q, scale, operand);
   }
   check_launch("quantize_mxfp8_rows");
 }
@@ -334,7 +348,7 @@ void tiles_of(MatrixView x, uint8_t* row_q, uint8_t* row_scale, uint8_t* col_q, 
     column_kernel<T, kElement><<<blocks_of(stripes * x.cols), kThreads, 0, stream>>>(
         data, x.stride, stripes, x.cols, col_q, col_scale);
     if constexpr (kRows) {
-      rows_of<T, kElement>(x, row_q, row_scale, stream);
+      rows_of<T, kElement>(x, row_q, row_scale, nullptr, stream);
     }
   }
   check_launch("quantize_mxfp8_cols");
@@ -355,12 +369,14 @@ void dispatch(Dtype dtype, Element element, F f) {
 
 }  // namespace
 
-void quantize_mxfp8_rows(MatrixView x, uint8_t* q, uint8_t* scale, Element element, StreamHandle stream) {
+void quantize_mxfp8_rows(MatrixView x, uint8_t* q, uint8_t* scale, Element element, StreamHandle stream,
+                         BF16* operand) {
   require(x.cols % kBlock == 0, "x.cols % kBlock == 0");
   if (x.rows == 0 || x.cols == 0) {
     return;
   }
-  dispatch(x.dtype, element, [&]<class T, Element kElement>() { rows_of<T, kElement>(x, q, scale, stream); });
+  dispatch(x.dtype, element,
+           [&]<class T, Element kElement>() { rows_of<T, kElement>(x, q, scale, operand, stream); });
 }
 
 void quantize_mxfp8_cols(MatrixView x, uint8_t* q, uint8_t* scale, Element element, StreamHandle stream) {

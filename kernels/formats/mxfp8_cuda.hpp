@@ -9,7 +9,10 @@
 
 namespace accord::formats::cuda {
 
-void quantize_mxfp8_rows(MatrixView x, uint8_t* q, uint8_t* scale, Element element, StreamHandle stream);
+// operand [rows, cols] (or null): what was stored, as BF16, in the same launch (expand_mxfp8 of
+// gemm/gemm_cuda.hpp).
+void quantize_mxfp8_rows(MatrixView x, uint8_t* q, uint8_t* scale, Element element, StreamHandle stream,
+                         BF16* operand = nullptr);
 void quantize_mxfp8_cols(MatrixView x, uint8_t* q, uint8_t* scale, Element element, StreamHandle stream);
 
 // rows % 32 == 0 and cols % 32 == 0.

@@ -233,11 +233,13 @@ void launch_flat(MatrixView x, const Scope& scope, const Nvfp4Output& out, Strea
 
 template <class T, bool kFourOverSix>
 void quantize(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out, const float* shared_amax,
-              float* scratch, StreamHandle stream) {
+              float* scratch, BF16* operand, StreamHandle stream) {
+  require(operand == nullptr || (options.scope == Nvfp4Scope::kToken && fuses_operand(x)),
+          "operand == nullptr || (options.scope == Nvfp4Scope::kToken && fuses_operand(x))");
   Scope scope{shared_amax, 1, out.amax, options.range, options.four_over_six == FourOverSix::kMae, false};
   if (options.scope == Nvfp4Scope::kToken) {
-    if (fits_registers(x.cols) && gpu::is_vectorizable(x)) {
-      quantize_rows<T, kFourOverSix>(x, out, scope.range, scope.absolute, stream);
+    if (fuses_operand(x)) {
+      quantize_rows<T, kFourOverSix>(x, out, scope.range, scope.absolute, operand, stream);
       return;
     }
     gpu::launch_overlapped(row_amax_kernel<T>, static_cast<unsigned>(x.rows), kThreads, 0, stream,
@@ -256,6 +258,8 @@ void quantize(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out,
 
 }  // namespace
 
+bool fuses_operand(MatrixView x) { return fits_registers(x.cols) && gpu::is_vectorizable(x); }
+
 void amax(MatrixView x, float* result, bool accumulate, float* scratch, StreamHandle stream) {
   int count = 0;
   if (x.rows != 0 && x.cols != 0) {
@@ -267,7 +271,7 @@ void amax(MatrixView x, float* result, bool accumulate, float* scratch, StreamHa
 }
 
 void quantize_nvfp4(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out,
-                    const float* shared_amax, float* scratch, StreamHandle stream) {
+                    const float* shared_amax, float* scratch, StreamHandle stream, BF16* operand) {
   require(x.dtype == Dtype::kBF16 || x.dtype == Dtype::kF32,
           "x.dtype == Dtype::kBF16 || x.dtype == Dtype::kF32");
   require(x.cols % kBlock == 0 && (options.layout == Nvfp4Layout::k1x16 || x.rows % kBlock == 0),
@@ -277,11 +281,11 @@ void quantize_nvfp4(MatrixView x, const Nvfp4Options& options, const Nvfp4Output
   }
   const bool four_over_six = options.four_over_six != FourOverSix::kNone;
   if (x.dtype == Dtype::kBF16) {
-    four_over_six ? quantize<BF16, true>(x, options, out, shared_amax, scratch, stream)
-                  : quantize<BF16, false>(x, options, out, shared_amax, scratch, stream);
+    four_over_six ? quantize<BF16, true>(x, options, out, shared_amax, scratch, operand, stream)
+                  : quantize<BF16, false>(x, options, out, shared_amax, scratch, operand, stream);
   } else {
-    four_over_six ? quantize<float, true>(x, options, out, shared_amax, scratch, stream)
-                  : quantize<float, false>(x, options, out, shared_amax, scratch, stream);
+    four_over_six ? quantize<float, true>(x, options, out, shared_amax, scratch, operand, stream)
+                  : quantize<float, false>(x, options, out, shared_amax, scratch, operand, stream);
   }
 }
 

@@ -9,23 +9,27 @@
 
 #include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/overlap.cuh"
+#include "kernels/formats/code_values.cuh"
 #include "kernels/formats/four_over_six.cuh"
 #include "kernels/math/exp_log.hpp"
 
 namespace accord::gpu {
 
-enum class Source : int { kRead, kRmsNorm, kSwiglu };
+enum class Source : int { kRead, kRmsNorm, kAddRmsNorm, kSwiglu };
+constexpr bool is_norm(Source source) { return source == Source::kRmsNorm || source == Source::kAddRmsNorm; }
 enum class Sink : int { kValues, kMxfp8, kNvfp4 };
 
 template <class T>
 struct RowInput {
   const T* x = nullptr;  // gate, of SwiGLU
   int64_t x_stride = 0;
-  const T* up = nullptr;  // SwiGLU
+  const T* up = nullptr;  // SwiGLU; the summand of kAddRmsNorm
   int64_t up_stride = 0;
   const BF16* weight = nullptr;  // RMSNorm
   float eps = 0.0F;
   float* inv_rms = nullptr;  // [rows], or null
+  T* sum = nullptr;          // kAddRmsNorm: gets x + up, which is normalized; may be either
+  int64_t sum_stride = 0;
 };
 
 template <class T>
@@ -37,6 +41,8 @@ struct RowOutput {
   float* amax = nullptr;  // NVFP4: [rows]
   int range = 448;
   bool absolute = false;  // four over six: by absolute error
+  // [rows, cols], or null: the products' operand, decoded MXFP8 or NVFP4's E2M1 * E4M3 (gemm_cuda.hpp).
+  BF16* operand = nullptr;
 };
 
 struct RowShape {
@@ -50,6 +56,9 @@ constexpr int kUnit = 16;
 constexpr int kRowThreads = 128;  // of a block, unless a row takes more
 constexpr int kMaxRowThreads = 512;
 constexpr int kMaxUnits = 5;  // a thread's
+// Floats from one unit's values to the next one's in shared memory: no two of eight neighbours' vectors share
+// a bank.
+constexpr int kStagedUnit = kUnit + 4;
 
 template <class T>
 __device__ inline void set_values(Block16<T>& block, int half, const float (&x)[8]) {
@@ -62,6 +71,37 @@ __device__ inline void set_values(Block16<T>& block, int half, const float (&x)[
                                __float_as_uint(x[4 * i + 2]), __float_as_uint(x[4 * i + 3])};
     }
   }
+}
+
+template <class T>
+__device__ inline void store_block(T* to, const Block16<T>& block) {
+#pragma unroll
+  for (int i = 0; i < Block16<T>::kVectors; ++i) {
+    store16(to + i * kVector<T>, block.v[i]);
+  }
+}
+
+// As lane_of_squares, of a row's values in shared memory.
+__device__ inline float lane_of_staged_squares(const float* staged, int units, int lane) {
+  constexpr int kUnroll = 8;
+  float sum = 0.0F;
+  int u = 0;
+  for (; u + kUnroll <= units; u += kUnroll) {
+    float v[kUnroll];
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) {
+      v[j] = staged[(u + j) * kStagedUnit + lane];
+    }
+#pragma unroll
+    for (int j = 0; j < kUnroll; ++j) {
+      sum = __fmaf_rn(v[j], v[j], sum);
+    }
+  }
+  for (; u < units; ++u) {
+    const float v = staged[u * kStagedUnit + lane];
+    sum = __fmaf_rn(v, v, sum);
+  }
+  return sum;
 }
 
 // y = T(weight * T(x * inv))
@@ -84,6 +124,23 @@ __device__ inline void normalize(Block16<T>& block, const Block16<BF16>& weight,
       x[i] = w[i] * x[i];
     }
     set_values(block, half, x);
+  }
+}
+
+// x + delta, rounded.
+template <class T>
+__device__ inline void add_block(Block16<T>& x, const Block16<T>& delta) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float a[8];
+    float b[8];
+    x.values(half, a);
+    delta.values(half, b);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      a[i] = a[i] + b[i];
+    }
+    set_values(x, half, a);
   }
 }
 
@@ -148,7 +205,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, row_blocks<T, kUnits>)
       static_cast<int64_t>(blockIdx.x) * (static_cast<int>(blockDim.x) >> shape.shift) + group;
   const bool active = row < shape.rows;
   const int units = static_cast<int>(shape.cols / kUnit);
-  const T* x = in.x + (active ? row : 0) * in.x_stride;
+  [[maybe_unused]] const T* x = in.x + (active ? row : 0) * in.x_stride;
 
   // Beyond the row, the last unit again: it changes no maximum and is not stored.
   const auto unit_at = [&](int j) { return min(j * threads + t, units - 1); };
@@ -158,9 +215,51 @@ __global__ void __launch_bounds__(kMaxRowThreads, row_blocks<T, kUnits>)
     block[j] = load_block<T, true>(x + unit_at(j) * kUnit);
   }
 
-  if constexpr (kSource == Source::kRmsNorm) {
-    for (int lane = t; lane < kSumLanes; lane += threads) {
-      shared[group * kSumLanes + lane] = lane_of_squares(x, shape.cols, lane);
+  if constexpr (kSource == Source::kAddRmsNorm) {
+    const T* delta = in.up + (active ? row : 0) * in.up_stride;
+#pragma unroll
+    for (int j = 0; j < kUnits; ++j) {
+      add_block(block[j], load_block<T, true>(delta + unit_at(j) * kUnit));
+    }
+    if (active) {
+      T* const sum = in.sum + row * in.sum_stride;
+#pragma unroll
+      for (int j = 0; j < kUnits; ++j) {
+        const int u = j * threads + t;
+        if (u < units) {
+          store_block(sum + u * kUnit, block[j]);
+        }
+      }
+      x = sum;
+    }
+  }
+  if constexpr (is_norm(kSource)) {
+    if constexpr (kUnits == 1) {
+      extern __shared__ float staged[];  // a row's units
+      float* const mine = staged + group * units * kStagedUnit;
+      if (t < units) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float v[8];
+          block[0].values(half, v);
+#pragma unroll
+          for (int i = 0; i < 8; i += 4) {
+            *reinterpret_cast<float4*>(mine + t * kStagedUnit + half * 8 + i) = {v[i], v[i + 1], v[i + 2],
+                                                                                 v[i + 3]};
+          }
+        }
+      }
+      __syncthreads();
+      for (int lane = t; lane < kSumLanes; lane += threads) {
+        shared[group * kSumLanes + lane] = lane_of_staged_squares(mine, units, lane);
+      }
+    } else {
+      if constexpr (kSource == Source::kAddRmsNorm) {
+        __syncthreads();  // the block's rows of the sum are written
+      }
+      for (int lane = t; lane < kSumLanes; lane += threads) {
+        shared[group * kSumLanes + lane] = lane_of_squares(x, shape.cols, lane);
+      }
     }
     __syncthreads();
     const float sum = fold_lanes(shared + group * kSumLanes);
@@ -186,11 +285,7 @@ __global__ void __launch_bounds__(kMaxRowThreads, row_blocks<T, kUnits>)
     for (int j = 0; j < kUnits; ++j) {
       const int u = j * threads + t;
       if (u < units) {
-        T* y = out.y + row * out.y_stride + u * kUnit;
-#pragma unroll
-        for (int i = 0; i < Block16<T>::kVectors; ++i) {
-          store16(y + i * kVector<T>, block[j].v[i]);
-        }
+        store_block(out.y + row * out.y_stride + u * kUnit, block[j]);
       }
     }
   }
@@ -217,6 +312,15 @@ __global__ void __launch_bounds__(kMaxRowThreads, row_blocks<T, kUnits>)
           words[2 * half + 1] = cast8_four<Element::kE4M3>(v[4], v[5], v[6], v[7]);
         }
         store16(out.q + row * shape.cols + u * kUnit, {words[0], words[1], words[2], words[3]});
+        if (out.operand != nullptr) {
+          BF16* const operand = out.operand + row * shape.cols + u * kUnit;
+#pragma unroll
+          for (int i = 0; i < 4; i += 2) {
+            const uint2 low = mxfp8_operand<false>(words[i], e);
+            const uint2 high = mxfp8_operand<false>(words[i + 1], e);
+            store16(operand + i * 4, {low.x, low.y, high.x, high.y});
+          }
+        }
         if (t % 2 == 0) {
           out.scale[row * (units / 2) + u / 2] = static_cast<uint8_t>(e);
         }
@@ -245,6 +349,12 @@ __global__ void __launch_bounds__(kMaxRowThreads, row_blocks<T, kUnits>)
         if (inside) {
           *reinterpret_cast<uint2*>(out.q + (row * units + u) * (kUnit / 2)) = result.q;
           out.scale[row * units + u] = static_cast<uint8_t>(result.scale);
+          if (out.operand != nullptr) {
+            const float value = decode8<Element::kE4M3>(result.scale);
+            BF16* const operand = out.operand + (row * units + u) * kUnit;
+            store16(operand, nvfp4_operand(result.q.x, value));
+            store16(operand + 8, nvfp4_operand(result.q.y, value));
+          }
         }
       };
       if constexpr (kFourOverSix && kTable) {
@@ -275,7 +385,7 @@ struct RowSplit {
   int threads = 0;
   int units = 0;
 };
-inline RowSplit split_row(int64_t cols) {
+inline RowSplit split_long_row(int64_t cols) {
   const int64_t units = cols / kUnit;
   RowSplit best;
   double best_use = 0.0;
@@ -294,20 +404,34 @@ inline RowSplit split_row(int64_t cols) {
   return best;
 }
 
+// Few rows end soonest with a unit a thread, however many of the threads are idle.
+inline RowSplit split_row(int64_t rows, int64_t cols) {
+  constexpr int64_t kFewBlocks = 4;  // of a multiprocessor
+  const auto units = static_cast<uint64_t>(cols / kUnit);
+  const auto threads = static_cast<int64_t>(std::bit_ceil(units < 8 ? 8 : units));
+  const bool few = rows * threads <= kFewBlocks * kRowThreads * num_multiprocessors();
+  return few && threads <= kMaxRowThreads ? RowSplit{static_cast<int>(threads), 1} : split_long_row(cols);
+}
+
 // Whether rows of this length fit into registers. Every pointer and row must also be aligned to 16 bytes.
-inline bool fits_rows(int64_t cols) { return cols % kUnit == 0 && split_row(cols).threads != 0; }
+inline bool fits_rows(int64_t cols) { return cols % kUnit == 0 && split_long_row(cols).threads != 0; }
 
 // Launches the kernel; the caller has checked that the rows fit.
 template <class T, Source kSource, Sink kSink, bool kFourOverSix>
 void launch_rows(const RowInput<T>& in, const RowOutput<T>& out, int64_t rows, int64_t cols,
                  StreamHandle stream) {
-  const RowSplit split = split_row(cols);
+  const RowSplit split = split_row(rows, cols);
   const int block = split.threads > kRowThreads ? split.threads : kRowThreads;
   const RowShape shape{rows, cols, split.threads, std::countr_zero(static_cast<unsigned>(split.threads))};
   const auto grid = static_cast<unsigned>(ceil_div(rows, block / split.threads));
   const auto of_units = [&]<int kUnits>() {
-    launch_overlapped(row_kernel<T, kSource, kSink, kUnits, kFourOverSix>, grid, block, 0, stream, in, out,
-                      shape);
+    const auto rows_of_block = static_cast<size_t>(block / split.threads);
+    const size_t staged =
+        is_norm(kSource) && kUnits == 1
+            ? rows_of_block * static_cast<size_t>(cols / kUnit) * kStagedUnit * sizeof(float)
+            : 0;
+    launch_overlapped(row_kernel<T, kSource, kSink, kUnits, kFourOverSix>, grid, block, staged, stream, in,
+                      out, shape);
   };
   switch (split.units) {
     case 1:

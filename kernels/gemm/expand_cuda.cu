@@ -3,6 +3,7 @@
 //   NVFP4   q * s, always exact; or bf16(fl(q * fl(fl(s * A) * fl(1/(6R)))))
 // Eight values per thread.
 #include "kernels/cuda/overlap.cuh"
+#include "kernels/formats/code_values.cuh"
 #include "kernels/gemm/gemm_cuda.hpp"
 #include "kernels/gemm/mma.cuh"
 
@@ -10,43 +11,6 @@ namespace accord::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr float kQuietNan = __builtin_nanf("");
-
-__device__ float e4m3_value(uint32_t code) {
-  const uint32_t magnitude = code & 0x7fu;
-  const uint32_t sign = (code & 0x80u) << 24;
-  if (magnitude == 0x7fu) return kQuietNan;
-  if (magnitude < 8) {
-    const float value = static_cast<float>(magnitude) * 0x1p-9F;
-    return __uint_as_float(__float_as_uint(value) | sign);
-  }
-  return __uint_as_float(sign | ((magnitude << 20) + (120u << 23)));
-}
-
-__device__ float e5m2_value(uint32_t code) {
-  const uint32_t magnitude = code & 0x7fu;
-  const uint32_t sign = (code & 0x80u) << 24;
-  if (magnitude > 0x7cu) return kQuietNan;
-  if (magnitude == 0x7cu) return __uint_as_float(sign | 0x7f800000u);
-  if (magnitude < 4) {
-    const float value = static_cast<float>(magnitude) * 0x1p-16F;
-    return __uint_as_float(__float_as_uint(value) | sign);
-  }
-  return __uint_as_float(sign | ((magnitude << 21) + (112u << 23)));
-}
-
-__device__ float e8m0_value(uint32_t code) {
-  if (code == 0) return __uint_as_float(0x00400000u);
-  return code == 255 ? kQuietNan : __uint_as_float(code << 23);
-}
-
-__device__ float e2m1_value(uint32_t code) {
-  const uint32_t magnitude = code & 7u;
-  const float value = magnitude < 2 ? 0.5F * static_cast<float>(magnitude)
-                                    : __uint_as_float(((magnitude + 252u) << 22));  // (126 + m/2) << 23
-  return __uint_as_float(__float_as_uint(value) | ((code & 8u) << 28));
-}
-
 __device__ void store8(uint16_t* to, const float (&x)[8]) {
   const uint4 packed{bf16_pair(x[0], x[1]), bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]),
                      bf16_pair(x[6], x[7])};
@@ -69,7 +33,7 @@ __global__ void mxfp8_kernel(const uint8_t* q, const uint8_t* scales, int64_t ro
     const uint32_t code = ((j < 4 ? codes.x : codes.y) >> (j % 4 * 8)) & 0xffu;
     const uint32_t scale =
         column_wise ? scales[row / 32 * cols + col + j] : scales[row * (cols / 32) + col / 32];
-    x[j] = (e5m2 ? e5m2_value(code) : e4m3_value(code)) * e8m0_value(scale);
+    x[j] = (e5m2 ? gpu::e5m2_value(code) : gpu::e4m3_value(code)) * gpu::e8m0_value(scale);
   }
   store8(out + row * ldo + col, x);
 }
@@ -84,11 +48,11 @@ __global__ void nvfp4_kernel(const uint8_t* q, const uint8_t* scales, const floa
   const int64_t row = i / per_row;
   const int64_t col = i % per_row * 8;
   const uint32_t codes = *reinterpret_cast<const uint32_t*>(q + row * (cols / 2) + col / 2);
-  float scale = e4m3_value(scales[row * (cols / 16) + col / 16]);
+  float scale = gpu::e4m3_value(scales[row * (cols / 16) + col / 16]);
   if (outer != nullptr) scale = (scale * outer[outer_per_row ? row : 0]) * inverse;
   float x[8];
 #pragma unroll
-  for (int j = 0; j < 8; ++j) x[j] = e2m1_value((codes >> (4 * j)) & 15u) * scale;
+  for (int j = 0; j < 8; ++j) x[j] = gpu::e2m1_value((codes >> (4 * j)) & 15u) * scale;
   store8(out + row * ldo + col, x);
 }
 

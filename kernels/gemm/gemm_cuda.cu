@@ -1,6 +1,7 @@
 // Dispatch of the forward product, and the list of tiles of a grouped one (gemm_cuda.hpp).
 #include "kernels/cuda/overlap.cuh"
 #include "kernels/gemm/gemm_dispatch.cuh"
+#include "kernels/gemm/gemm_narrow.hpp"
 
 namespace accord::kernels::cuda {
 
@@ -78,9 +79,10 @@ void build_group_tiles(const int32_t* offsets, int32_t experts, int32_t tile_row
   check_launch("build_group_tiles");
 }
 
-void gemm_forward(const GemmForward& g, StreamHandle stream) {
-  require(gemm_forward_takes(g), "gemm_forward_takes(g)");
-  if (g.m == 0 || g.batch.count == 0) return;
+namespace {
+
+// What does not come from `groups`.
+ForwardParams params_of(const GemmForward& g) {
   ForwardParams p{};
   p.a = reinterpret_cast<const uint16_t*>(g.a);
   p.lda = g.lda;
@@ -98,6 +100,21 @@ void gemm_forward(const GemmForward& g, StreamHandle stream) {
   p.b_batch = g.batch.b;
   p.c_batch = g.batch.c;
   p.b_at_rest = g.b_at_rest;
+  return p;
+}
+
+bool together(const GemmForward& a, const GemmForward& b) {
+  return a.format == b.format && a.m == b.m && a.k == b.k && a.a == b.a && a.lda == b.lda &&
+         a.a_outer == b.a_outer && a.a_range == b.a_range && a.b_range == b.b_range && a.c.bf16 == b.c.bf16 &&
+         a.c.accumulate == b.c.accumulate && a.b_at_rest == b.b_at_rest;
+}
+
+}  // namespace
+
+void gemm_forward(const GemmForward& g, StreamHandle stream) {
+  require(gemm_forward_takes(g), "gemm_forward_takes(g)");
+  if (g.m == 0 || g.batch.count == 0) return;
+  ForwardParams p = params_of(g);
   int32_t tile_rows = plain_tile_rows(g.m);
   auto row_tiles = static_cast<int32_t>((g.m + tile_rows - 1) / tile_rows);
   if (g.groups != nullptr) {
@@ -120,6 +137,27 @@ void gemm_forward(const GemmForward& g, StreamHandle stream) {
       break;
     case WeightFormat::kF32:
       break;
+  }
+}
+
+void gemm_forward_together(std::span<const GemmForward> products, StreamHandle stream) {
+  const auto in_one = [&](std::span<const GemmForward> some) {
+    if (some.size() < 2 || some.size() > kMostNarrow || some[0].m > kMostNarrowRows ||
+        !large_products_available()) {
+      return false;
+    }
+    ForwardParams params[kMostNarrow];
+    for (size_t i = 0; i < some.size(); ++i) params[i] = params_of(some[i]);
+    return launch_narrow(some[0].format, {params, some.size()}, stream);
+  };
+  for (const GemmForward& g : products) {
+    require(gemm_forward_takes(g) && g.groups == nullptr && g.batch.count == 1 && together(g, products[0]),
+            "plain products of one A and form of weight");
+  }
+  if (products.empty() || products[0].m == 0) return;
+  while (!products.empty() && !in_one(products)) {  // or without the first, often the widest
+    gemm_forward(products[0], stream);
+    products = products.subspan(1);
   }
 }
 

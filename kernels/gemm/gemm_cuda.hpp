@@ -20,6 +20,7 @@
 //   dgrad     L % 8 == 0, lda % 8 == 0, ldb % 8 == 0, N % 8 == 0
 //   wgrad     lda % 8 == 0, ldb % 8 == 0, M % 8 == 0, N % 8 == 0; any L
 #include <cstdint>
+#include <span>
 
 #include "base/dtype.hpp"
 #include "base/weight_format.hpp"
@@ -87,6 +88,9 @@ struct GemmForward {
 };
 bool gemm_forward_takes(const GemmForward& g);
 void gemm_forward(const GemmForward& g, StreamHandle stream);
+// The products in turn, or side by side in fewer launches where a kernel takes them so: of one A and form of
+// weight, neither grouped nor batched. They differ in b, n and c, c's dtype excepted.
+void gemm_forward_together(std::span<const GemmForward> products, StreamHandle stream);
 
 struct GemmBackward {
   int64_t m = 0;

@@ -15,7 +15,8 @@ void forward_of_format(const ForwardParams& p, int32_t tile_rows, int32_t row_ti
   const bool grouped = p.tiles != nullptr;
   const int64_t tiles = static_cast<int64_t>(row_tiles) * batch;
   const int64_t blocks = num_multiprocessors();
-  if (!grouped && batch == 1 && p.m <= 128 && large_products_available() && launch_narrow(F, p, stream)) {
+  if (!grouped && batch == 1 && p.m <= kMostNarrowRows && large_products_available() &&
+      launch_narrow(F, {&p, 1}, stream)) {
     return;
   }
   if (F == WeightFormat::kNVFP4 && p.k % 32 != 0) {  // rows of B are 8-byte aligned only

@@ -1,5 +1,6 @@
 // C[m,n] = sum over k of A[m,k] B[n,k] for few rows and few columns on wgmma (gemm_narrow.hpp): products that
-// end so soon that the latency of memory and of their own chains is their time. Tiles of 64 rows of A by BN
+// end so soon that the latency of memory and of their own chains is their time. Several of one A share a
+// launch. Tiles of 64 rows of A by BN
 // rows of B, so narrow that every multiprocessor has one; most of K is on its way from the start.
 //
 // A stage is 128 steps of K: A (and BF16 B) in two swizzled atoms of 64, quantized B as it lies. A thread
@@ -36,8 +37,22 @@ struct Layout {
   static_assert(kStageBytes % 1024 == 0 && kDecodedBytes % 1024 == 0 && kSharedBytes <= 227 * 1024);
 };
 
+// The first product, and what others of the same A have of their own. A product's tiles follow those of the
+// one before it.
+struct NarrowParams {
+  struct Other {
+    GemmWeight b;
+    void* c;
+    int64_t ldc;
+    int32_t n, first_tile;
+  };
+  ForwardParams first;
+  Other others[kMostNarrow - 1];
+  int32_t num_others;
+};
+
 template <WeightFormat F, int BN>
-__global__ void __launch_bounds__(kThreads, 1) narrow_kernel(const ForwardParams p) {
+__global__ void __launch_bounds__(kThreads, 1) narrow_kernel(const NarrowParams params) {
   using L = Layout<F, BN>;
   constexpr bool kNvfp4 = F == WeightFormat::kNVFP4;
   constexpr int kStages = L::kStages;
@@ -47,7 +62,20 @@ __global__ void __launch_bounds__(kThreads, 1) narrow_kernel(const ForwardParams
   const int lane = tid % 32;
   const int warp = tid / 32;
   const int half = __shfl_sync(gpu::kFullMask, warp / 4, 0);  // uniform, as descriptors must be
-  const int col_begin = blockIdx.x * BN;
+  ForwardParams p = params.first;
+  int col_tile = blockIdx.x;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(kMostNarrow) - 1; ++i) {
+    const NarrowParams::Other& other = params.others[i];
+    if (i < params.num_others && static_cast<int>(blockIdx.x) >= other.first_tile) {
+      p.b = other.b;
+      p.c = other.c;
+      p.ldc = other.ldc;
+      p.n = other.n;
+      col_tile = blockIdx.x - other.first_tile;
+    }
+  }
+  const int col_begin = col_tile * BN;
   const int row_begin = blockIdx.y * kRows;
   const int num_rows = min(p.m - row_begin, kRows);
 
@@ -222,27 +250,40 @@ __global__ void __launch_bounds__(kThreads, 1) narrow_kernel(const ForwardParams
 }
 
 template <WeightFormat F, int BN>
-void launch(const ForwardParams& p, StreamHandle stream) {
+void launch(std::span<const ForwardParams> products, StreamHandle stream) {
+  NarrowParams params{};
+  params.first = products[0];
+  auto tiles = static_cast<int32_t>(gpu::ceil_div(products[0].n, BN));
+  for (const ForwardParams& p : products.subspan(1)) {
+    params.others[params.num_others++] = {p.b, p.c, p.ldc, p.n, tiles};
+    tiles += static_cast<int32_t>(gpu::ceil_div(p.n, BN));
+  }
   using L = Layout<F, BN>;
   const auto kernel = narrow_kernel<F, BN>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kSharedBytes);
-  const dim3 grid(static_cast<unsigned>((p.n + BN - 1) / BN),
-                  static_cast<unsigned>((p.m + kRows - 1) / kRows));
-  gpu::launch_overlapped(kernel, grid, kThreads, L::kSharedBytes, stream, p);
+  const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(gpu::ceil_div(products[0].m, kRows)));
+  gpu::launch_overlapped(kernel, grid, kThreads, L::kSharedBytes, stream, params);
   check_launch("gemm_forward");
 }
 
 // The width of tiles that ends soonest: each tile's bytes at the rate of a multiprocessor, all tiles' at that
 // of the L2 (in bytes per nanosecond, as an H200 has them).
-int narrow_width(const ForwardParams& p) {
+int64_t narrow_tiles(std::span<const ForwardParams> products, int width) {
+  int64_t tiles = 0;
+  for (const ForwardParams& p : products) {
+    tiles += gpu::ceil_div(p.n, width) * gpu::ceil_div(p.m, kRows);
+  }
+  return tiles;
+}
+int narrow_width(std::span<const ForwardParams> products) {
+  const ForwardParams& p = products[0];
   constexpr double kTileRate = 110.0;
   constexpr double kAllRate = 5500.0;
-  const int64_t row_tiles = gpu::ceil_div(p.m, kRows);
   const double rows = p.m < kRows ? p.m : kRows;
   int best = 0;
   double best_time = 0.0;
   for (const int width : {16, 32, 64}) {
-    const int64_t tiles = gpu::ceil_div(p.n, width) * row_tiles;
+    const int64_t tiles = narrow_tiles(products, width);
     const double bytes = 2.0 * p.k * (rows + width);
     const double rounds = static_cast<double>(gpu::ceil_div(tiles, num_multiprocessors()));
     const double by_tile = rounds * bytes / kTileRate;
@@ -257,40 +298,41 @@ int narrow_width(const ForwardParams& p) {
 }
 
 template <WeightFormat F>
-bool launch_format(const ForwardParams& p, StreamHandle stream) {
+bool launch_format(std::span<const ForwardParams> products, StreamHandle stream) {
   constexpr int kMostRounds = 1;
-  const int width = narrow_width(p);
-  const int64_t tiles = gpu::ceil_div(p.n, width) * gpu::ceil_div(p.m, kRows);
-  if (tiles > kMostRounds * num_multiprocessors()) return false;
+  const int width = narrow_width(products);
+  if (narrow_tiles(products, width) > kMostRounds * num_multiprocessors()) return false;
   constexpr int kBlock = F == WeightFormat::kBF16 ? 0 : WeightTraits<F>::kBlock;
   if constexpr (kBlock != 0) {
-    if (p.k / kBlock * width > kMaxScaleBytes) return false;
-    // Large weights for few rows: bound by reading and decoding them, which other kernels do better.
-    if (p.m <= 16 && int64_t{p.n} * p.k > (int64_t{4} << 20)) return false;
+    for (const ForwardParams& p : products) {
+      if (p.k / kBlock * width > kMaxScaleBytes) return false;
+      // Large weights for few rows: bound by reading and decoding them, which other kernels do better.
+      if (p.m <= 16 && int64_t{p.n} * p.k > (int64_t{4} << 20)) return false;
+    }
   }
   switch (width) {
     case 16:
-      launch<F, 16>(p, stream);
+      launch<F, 16>(products, stream);
       return true;
     case 32:
-      launch<F, 32>(p, stream);
+      launch<F, 32>(products, stream);
       return true;
     default:
-      launch<F, 64>(p, stream);
+      launch<F, 64>(products, stream);
       return true;
   }
 }
 
 }  // namespace
 
-bool launch_narrow(WeightFormat format, const ForwardParams& p, StreamHandle stream) {
+bool launch_narrow(WeightFormat format, std::span<const ForwardParams> products, StreamHandle stream) {
   switch (format) {
     case WeightFormat::kBF16:
-      return launch_format<WeightFormat::kBF16>(p, stream);
+      return launch_format<WeightFormat::kBF16>(products, stream);
     case WeightFormat::kMXFP8:
-      return launch_format<WeightFormat::kMXFP8>(p, stream);
+      return launch_format<WeightFormat::kMXFP8>(products, stream);
     case WeightFormat::kNVFP4:
-      return launch_format<WeightFormat::kNVFP4>(p, stream);
+      return launch_format<WeightFormat::kNVFP4>(products, stream);
     case WeightFormat::kF32:
       break;
   }

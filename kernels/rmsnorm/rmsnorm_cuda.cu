@@ -1,7 +1,7 @@
 // y = weight * T(x * inv), inv = 1 / sqrt(sum(x^2) / n + eps): x, y [rows, n]. The sum takes the sixteen
 // lanes' order by sixteen threads, which read the row from the cache where the row's own loads have brought
 // it.
-#include "kernels/formats/row_kernel.cuh"
+#include "kernels/rmsnorm/norm_input.cuh"
 #include "kernels/rmsnorm/rmsnorm_cuda.hpp"
 
 namespace accord::kernels::cuda {
@@ -33,6 +33,19 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// x + delta, normalized.
+void launch_sum(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms,
+                const Residual& residual, StreamHandle stream) {
+  const gpu::RowInput<BF16> in = gpu::norm_input(x, weight, eps, inv_rms, residual);
+  require(gpu::is_vectorizable(y), "gpu::is_vectorizable(y)");
+  gpu::RowOutput<BF16> out;
+  out.y = static_cast<BF16*>(y.data);
+  out.y_stride = y.stride;
+  gpu::launch_rows<BF16, gpu::Source::kAddRmsNorm, gpu::Sink::kValues, false>(in, out, x.rows, x.cols,
+                                                                              stream);
+  check_launch("rms_norm");
+}
+
 template <class T>
 void launch(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms, StreamHandle stream) {
   const bool aligned =
@@ -53,12 +66,15 @@ void launch(MatrixView x, const BF16* weight, float eps, MatrixView y, float* in
 
 }  // namespace
 
-void rms_norm(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms,
-              StreamHandle stream) {
+void rms_norm(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms, StreamHandle stream,
+              const Residual& residual) {
   require(x.dtype == y.dtype && x.rows <= y.rows && x.cols == y.cols,
           "x.dtype == y.dtype && x.rows <= y.rows && x.cols == y.cols");
   if (x.rows == 0 || x.cols == 0) {
     return;
+  }
+  if (residual.delta.data != nullptr) {
+    return launch_sum(x, weight, eps, y, inv_rms, residual, stream);
   }
   x.dtype == Dtype::kBF16 ? launch<BF16>(x, weight, eps, y, inv_rms, stream)
                           : launch<float>(x, weight, eps, y, inv_rms, stream);

@@ -2,6 +2,7 @@
 // half]. Two products and one sum in fp32, rounded once: the CPU's bits. A thread turns kWidth pairs of one
 // head.
 #include "kernels/copy/copy_cuda.hpp"
+#include "kernels/cuda/lanes.cuh"
 #include "kernels/cuda/overlap.cuh"
 #include "kernels/cuda/vector.cuh"
 #include "kernels/rope/rope_cuda.hpp"
@@ -122,6 +123,84 @@ __global__ void __launch_bounds__(kThreads) cache_kernel(const CacheRows r, Rope
   }
 }
 
+// The same behind the norms of heads. Sixteen threads own a head: thread j has elements j, j + 16, ..., which
+// are both its lane of the norm's sum and whole pairs.
+template <int kEach>
+__global__ void __launch_bounds__(kThreads)
+    normed_cache_kernel(const CacheRows r, const HeadNorms norms, RopeTableView table) {
+  constexpr int kLanes = gpu::kSumLanes;
+  constexpr int kPairs = kEach / 2;
+  constexpr int kDim = kEach * kLanes;
+  constexpr int64_t kAtOnce = kThreads / kLanes;
+  gpu::wait_for_previous();
+  gpu::allow_next();
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int per_row = r.q_heads + 2 * r.kv_heads;
+  const int64_t total = r.rows * per_row;
+  // Both halves of a warp stay together: beyond the end, the last head again, which is not stored.
+  for (int64_t begin = blockIdx.x * kAtOnce; begin < total; begin += gridDim.x * kAtOnce) {
+    const int64_t mine = begin + threadIdx.x / kLanes;
+    const bool active = mine < total;
+    const int64_t i = active ? mine : total - 1;
+    const int64_t t = i / per_row;
+    const int head = static_cast<int>(i - t * per_row);
+    const bool query = head < r.q_heads;
+    const bool key = !query && head < r.q_heads + r.kv_heads;
+    const int its_head = query ? head : key ? head - r.q_heads : head - r.q_heads - r.kv_heads;
+    const BF16* in = query ? r.q + t * r.q_stride : key ? r.k + t * r.k_stride : r.v + t * r.v_stride;
+    const int64_t to_row = query ? t : r.to_rows[t];
+    BF16* out = query ? r.q_out + to_row * r.q_out_stride
+                : key ? r.k_cache + to_row * r.k_cache_stride
+                      : r.v_cache + to_row * r.v_cache_stride;
+    in += its_head * kDim + lane;
+    out += its_head * kDim + lane;
+    BF16 raw[kEach];
+    float x[kEach];
+    float sum = 0.0F;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      raw[j] = in[j * kLanes];
+      x[j] = to_float(raw[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      sum = __fmaf_rn(x[j], x[j], sum);
+    }
+    sum = gpu::fold_lanes_shuffled(sum);
+    if (!active) {
+      continue;
+    }
+    if (!query && !key) {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        out[j * kLanes] = raw[j];
+      }
+      continue;
+    }
+    const float inv = 1.0F / sqrtf(sum / static_cast<float>(kDim) + norms.eps);
+    float* const inv_rms = query ? norms.inv_rms_q : norms.inv_rms_k;
+    if (inv_rms != nullptr && lane == 0) {
+      inv_rms[t * (query ? r.q_heads : r.kv_heads) + its_head] = inv;
+    }
+    const BF16* const weight = (query ? norms.q : norms.k) + lane;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const BF16 rounded = from_float<BF16>(x[j] * inv);
+      x[j] = to_float(from_float<BF16>(to_float(weight[j * kLanes]) * to_float(rounded)));
+    }
+    const int64_t at = static_cast<int64_t>(r.positions[t]) * (kDim / 2) + lane;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      const float cos = table.cos[at + j * kLanes];
+      const float sin = table.sin[at + j * kLanes];
+      const float a = x[j];
+      const float b = x[j + kPairs];
+      out[j * kLanes] = from_float<BF16>(a * cos - b * sin);
+      out[(j + kPairs) * kLanes] = from_float<BF16>(b * cos + a * sin);
+    }
+  }
+}
+
 template <class T>
 void launch(MatrixView x, const Heads& shape, bool neighbours, const int32_t* positions,
             const RopeTableView& table, MatrixView y, const int32_t* y_rows, StreamHandle stream) {
@@ -169,6 +248,8 @@ void apply_rope_heads(MatrixView x, const RopeHeadsLayout& layout, const int32_t
                           : launch<float>(x, shape, layout.neighbours, positions, table, y, y_rows, stream);
 }
 
+bool normalizes_heads(int64_t head_dim) { return head_dim == 32 || head_dim == 64 || head_dim == 128; }
+
 void rope_to_cache(const RopeToCache& args, const RopeTableView& table, StreamHandle stream) {
   const int64_t dim = 2 * table.half;
   const MatrixView all[] = {args.q, args.k, args.v, args.q_out, args.k_cache, args.v_cache};
@@ -183,7 +264,7 @@ void rope_to_cache(const RopeToCache& args, const RopeTableView& table, StreamHa
   if (args.q.rows == 0) {
     return;
   }
-  if (!vector) {
+  if (!vector && args.norms.q == nullptr) {
     apply_rope(args.q, args.positions, table, args.q_out, nullptr, stream);
     apply_rope(args.k, args.positions, table, args.k_cache, args.to_rows, stream);
     scatter_rows(args.v, args.to_rows, args.v_cache, stream);
@@ -207,6 +288,19 @@ void rope_to_cache(const RopeToCache& args, const RopeTableView& table, StreamHa
                        static_cast<int>(args.k.cols / dim),
                        args.positions,
                        args.to_rows};
+  if (args.norms.q != nullptr) {
+    require(normalizes_heads(dim) && args.norms.k != nullptr, "heads that normalizes_heads() takes");
+    const int64_t heads = args.q.rows * (args.q.cols + args.k.cols + args.v.cols) / dim;
+    const unsigned grid = gpu::strided_grid(gpu::ceil_div(heads, kThreads / gpu::kSumLanes), kBlocksPerSm);
+    const auto run = [&](auto kernel) {
+      gpu::launch_overlapped(kernel, grid, kThreads, 0, stream, rows, args.norms, table);
+    };
+    dim == 32   ? run(normed_cache_kernel<2>)
+    : dim == 64 ? run(normed_cache_kernel<4>)
+                : run(normed_cache_kernel<8>);
+    check_launch("rope_to_cache");
+    return;
+  }
   const int64_t work = args.q.rows * (args.q.cols / 2 + args.k.cols / 2 + args.v.cols) / gpu::kVector<BF16>;
   gpu::launch_overlapped(cache_kernel, gpu::strided_grid(gpu::ceil_div(work, kThreads), kBlocksPerSm),
                          kThreads, 0, stream, rows, table);

@@ -32,11 +32,24 @@ void apply_rope_heads(MatrixView x, const RopeHeadsLayout& layout, const int32_t
 // What attention of a batch reads, in one launch: q_out[t] and row to_rows[t] of k_cache are q and k turned
 // as by apply_rope, and row to_rows[t] of v_cache is v[t]. q, k, v [T, heads * 2 * half] bf16; q_out may be
 // q.
+//
+// With norms, each head of q and of k is normalized first, as by rms_norm (rmsnorm_cuda.hpp) over rows of
+// 2 * half: for sizes of heads that normalizes_heads() takes.
+struct HeadNorms {
+  const BF16* q = nullptr;  // weights [2 * half]; null: no norms
+  const BF16* k = nullptr;
+  float eps = 0.0F;
+  float* inv_rms_q = nullptr;  // [T, heads], or null
+  float* inv_rms_k = nullptr;  // [T, kv heads], or null
+};
+bool normalizes_heads(int64_t head_dim);
+
 struct RopeToCache {
   MatrixView q, k, v;
   MatrixView q_out, k_cache, v_cache;
   const int32_t* positions = nullptr;  // [T]
   const int32_t* to_rows = nullptr;    // [T]; no two rows go to the same place
+  HeadNorms norms = {};
 };
 void rope_to_cache(const RopeToCache& args, const RopeTableView& table, StreamHandle stream);
 

@@ -64,7 +64,9 @@ gpu::RowInput<BF16> input_of(MatrixView gate, MatrixView up) {
           up.stride,
           nullptr,
           0.0F,
-          nullptr};
+          nullptr,
+          nullptr,
+          0};
 }
 
 }  // namespace
@@ -79,25 +81,25 @@ void swiglu(MatrixView gate, MatrixView up, MatrixView y, StreamHandle stream) {
 }
 
 void swiglu_mxfp8(MatrixView gate, MatrixView up, MatrixView y, uint8_t* q, uint8_t* scale,
-                  StreamHandle stream) {
+                  StreamHandle stream, BF16* operand) {
   require(gate.cols % 32 == 0, "gate.cols % 32 == 0");
   if (gate.rows == 0) {
     return;
   }
-  const gpu::RowOutput<BF16> out{static_cast<BF16*>(y.data), y.stride, q, scale, nullptr, 0, false};
+  const gpu::RowOutput<BF16> out{static_cast<BF16*>(y.data), y.stride, q, scale, nullptr, 0, false, operand};
   gpu::launch_rows<BF16, gpu::Source::kSwiglu, gpu::Sink::kMxfp8, false>(input_of(gate, up), out, gate.rows,
                                                                          gate.cols, stream);
   check_launch("swiglu_mxfp8");
 }
 
 void swiglu_nvfp4(MatrixView gate, MatrixView up, MatrixView y, const formats::Nvfp4Output& out,
-                  FourOverSix four_over_six, int range, StreamHandle stream) {
+                  FourOverSix four_over_six, int range, StreamHandle stream, BF16* operand) {
   if (gate.rows == 0) {
     return;
   }
   const gpu::RowOutput<BF16> row_out{
-      static_cast<BF16*>(y.data),        y.stride, out.q, out.scale, out.amax, range,
-      four_over_six == FourOverSix::kMae};
+      static_cast<BF16*>(y.data),         y.stride, out.q, out.scale, out.amax, range,
+      four_over_six == FourOverSix::kMae, operand};
   const gpu::RowInput<BF16> in = input_of(gate, up);
   if (four_over_six == FourOverSix::kNone) {
     gpu::launch_rows<BF16, gpu::Source::kSwiglu, gpu::Sink::kNvfp4, false>(in, row_out, gate.rows, gate.cols,

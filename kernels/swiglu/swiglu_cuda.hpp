@@ -12,10 +12,11 @@ namespace accord::kernels::cuda {
 void swiglu(MatrixView gate, MatrixView up, MatrixView y, StreamHandle stream);
 
 // The fused forms take what rms_norm_mxfp8 and rms_norm_nvfp4 take (rmsnorm_cuda.hpp): bf16, aligned rows
-// whose length fuses_rows accepts. y (data null: none) gets the values themselves.
+// whose length fuses_rows accepts. y (data null: none) gets the values themselves, operand (or null) what was
+// stored as products take it.
 void swiglu_mxfp8(MatrixView gate, MatrixView up, MatrixView y, uint8_t* q, uint8_t* scale,
-                  StreamHandle stream);
+                  StreamHandle stream, BF16* operand = nullptr);
 void swiglu_nvfp4(MatrixView gate, MatrixView up, MatrixView y, const formats::Nvfp4Output& out,
-                  FourOverSix four_over_six, int range, StreamHandle stream);
+                  FourOverSix four_over_six, int range, StreamHandle stream, BF16* operand = nullptr);
 
 }  // namespace accord::kernels::cuda

@@ -63,9 +63,15 @@ class LayerRun {
   }
 
   // The operand for another format than the one at hand is made from the BF16 rows.
-  void linear(CudaOperand& operand, MatrixView values, const LinearWeight& w, MatrixView y) {
-    if (operand.format != w.activation_format()) operand = m_.linears.operand(values, w.activation_format());
-    m_.linears.linear(operand, w, y);
+  void linears(CudaOperand& operand, MatrixView values, std::initializer_list<CudaLinears::Output> outputs) {
+    const auto fits = [&](const CudaLinears::Output& out) {
+      return out.weight->activation_format() == operand.format;
+    };
+    if (std::all_of(outputs.begin(), outputs.end(), fits)) return m_.linears.linears(operand, outputs);
+    for (const CudaLinears::Output& out : outputs) {
+      if (!fits(out)) operand = m_.linears.operand(values, out.weight->activation_format());
+      m_.linears.linear(operand, *out.weight, out.y);
+    }
   }
 
   static bool one_format(std::initializer_list<const LinearWeight*> weights) {
@@ -94,7 +100,6 @@ class LayerRun {
       m_.linears.linear(m_.linears.operand(attn.slice_rows(begin, count), w_.o.activation_format()), w_.o,
                         branch.slice_rows(begin, count));
     });
-    cuda::add_rows(x_, branch, bf16(t_.x_mid, c_.hidden_size), stream_);
   }
 
   void project(MatrixView norm1, MatrixView q) {
@@ -108,11 +113,15 @@ class LayerRun {
       CudaOperand operand =
           m_.linears.norm_operand(x_.slice_rows(begin, count), w_.input_norm, eps_, norm,
                                   t_.inv_rms1.as<float>() + begin, w_.q.activation_format(), keep);
-      linear(operand, norm, w_.q, q_in.slice_rows(begin, count));
-      linear(operand, norm, w_.k, k_in.slice_rows(begin, count));
-      linear(operand, norm, w_.v, v.slice_rows(begin, count));
+      linears(operand, norm,
+              {{&w_.q, q_in.slice_rows(begin, count)},
+               {&w_.k, k_in.slice_rows(begin, count)},
+               {&w_.v, v.slice_rows(begin, count)}});
     });
-    if (c_.qk_norm) {
+    cuda::HeadNorms norms;
+    if (c_.qk_norm && cuda::normalizes_heads(c_.head_dim)) {
+      norms = {w_.q_norm, w_.k_norm, eps_, t_.inv_rms_q.as<float>(), t_.inv_rms_k.as<float>()};
+    } else if (c_.qk_norm) {
       const MatrixView k_normed = bf16(m_.k_normed, kv_width);
       cuda::rms_norm(by_head(q_in, c_.head_dim), w_.q_norm, eps_, by_head(q, c_.head_dim),
                      t_.inv_rms_q.as<float>(), stream_);
@@ -122,8 +131,8 @@ class LayerRun {
       k_in = k_normed;
     }
     const CudaBatch& batch = m_.batch;
-    cuda::rope_to_cache({q_in, k_in, v, q, kv_.k, kv_.v, batch.positions, batch.kv_rows}, m_.rope_view(),
-                        stream_);
+    cuda::rope_to_cache({q_in, k_in, v, q, kv_.k, kv_.v, batch.positions, batch.kv_rows, norms},
+                        m_.rope_view(), stream_);
   }
 
   // `narrowest`: of the products of a tile. Operands of BF16 weights are the rows themselves.
@@ -135,11 +144,14 @@ class LayerRun {
     }
   }
 
-  // Of rows [begin, begin + count).
+  // Of rows [begin, begin + count), of x_mid = x + attention's branch, which is written with it.
   CudaOperand norm2(int64_t begin, int64_t count, const ActivationFormat& format, bool keep) {
-    return m_.linears.norm_operand(bf16(t_.x_mid, c_.hidden_size).slice_rows(begin, count), w_.post_norm,
-                                   eps_, bf16(t_.norm2, c_.hidden_size).slice_rows(begin, count),
-                                   t_.inv_rms2.as<float>() + begin, format, keep_ || keep);
+    const auto rows = [&](const DeviceBuffer& buffer) {
+      return bf16(buffer, c_.hidden_size).slice_rows(begin, count);
+    };
+    return m_.linears.norm_operand(x_.slice_rows(begin, count), w_.post_norm, eps_, rows(t_.norm2),
+                                   t_.inv_rms2.as<float>() + begin, format, keep_ || keep,
+                                   {rows(m_.branch), rows(t_.x_mid)});
   }
 
   // branch = an MLP of norm2 that every row passes; `input`: the operand of some rows.
@@ -152,8 +164,8 @@ class LayerRun {
     const MatrixView branch = bf16(m_.branch, c_.hidden_size);
     for_tiles(mlp.gate, [&](int64_t begin, int64_t count) {
       CudaOperand operand = input(begin, count);
-      linear(operand, norm.slice_rows(begin, count), mlp.gate, gate.slice_rows(begin, count));
-      linear(operand, norm.slice_rows(begin, count), mlp.up, up.slice_rows(begin, count));
+      linears(operand, norm.slice_rows(begin, count),
+              {{&mlp.gate, gate.slice_rows(begin, count)}, {&mlp.up, up.slice_rows(begin, count)}});
     });
     for_tiles(mlp.down, [&](int64_t begin, int64_t count) {
       const CudaOperand operand =
@@ -184,8 +196,12 @@ class LayerRun {
     const std::span<const MlpWeights> weights(w_.mlp);
     const MlpWeights& any = weights[0];
     const MatrixView norm = bf16(t_.norm2, hidden);
-    cuda::rms_norm(bf16(t_.x_mid, hidden), w_.post_norm, eps_, norm, t_.inv_rms2.as<float>(), stream_);
+    // The experts' operand, and the rows themselves for the router.
+    CudaOperand operand = norm2(0, rows_, any.gate.activation_format(), true);
     route(norm);
+    if (w_.router.activation_format().format != WeightFormat::kBF16) {  // it has taken the operand's place
+      operand = m_.linears.operand(norm, any.gate.activation_format());
+    }
     auto* const offsets = t_.expert_offsets.as<int32_t>();
     const kernels::ExpertOrder order{offsets, t_.sorted_tokens.as<int32_t>(), t_.sorted_slots.as<int32_t>(),
                                      t_.slot_rows.as<int32_t>()};
@@ -207,7 +223,6 @@ class LayerRun {
     const MatrixView gate = matrix(t_.gate, width);
     const MatrixView up = matrix(t_.up, width);
     groups.gather = order.sorted_tokens;
-    CudaOperand operand = m_.linears.operand(norm, any.gate.activation_format());
     groups.experts = experts_.gate;
     m_.linears.grouped(operand, weights, &MlpWeights::gate, groups, gate);
     if (operand.format != any.up.activation_format()) {

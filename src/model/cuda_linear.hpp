@@ -5,6 +5,7 @@
 // alone, and for the benchmark of a layer's memory.
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "device/stream.hpp"
 #include "kernels/gemm/gemm_cuda.hpp"
 #include "kernels/linear/linear.hpp"
+#include "kernels/rmsnorm/rmsnorm_cuda.hpp"
 #include "model/cuda_block_scaled.hpp"
 #include "model/forward.hpp"
 
@@ -54,15 +56,22 @@ class CudaLinears {
 
   // Each operand is valid until the next is made. BF16 operands are x itself.
   CudaOperand operand(MatrixView x, const kernels::ActivationFormat& format);
-  // The operand of y = norm(x) or of y = silu(gate) * up, in one pass where the kernels can. y (BF16) is
-  // written too when `keep`, or where the operand is y.
+  // The operand of y = norm(x), or of the norm of x and a residual, or of y = silu(gate) * up, in one pass
+  // where the kernels can. y (BF16) is written too when `keep`, or where the operand is y.
   CudaOperand norm_operand(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms,
-                           const kernels::ActivationFormat& format, bool keep);
+                           const kernels::ActivationFormat& format, bool keep,
+                           const kernels::cuda::Residual& residual = {});
   CudaOperand swiglu_operand(MatrixView gate, MatrixView up, MatrixView y,
                              const kernels::ActivationFormat& format, bool keep);
 
   // y (bf16 or fp32) = a w^T.
   void linear(const CudaOperand& a, const kernels::LinearWeight& w, MatrixView y);
+  // Several such, whose weights take a's format: side by side where the kernels can.
+  struct Output {
+    const kernels::LinearWeight* weight;
+    MatrixView y;
+  };
+  void linears(const CudaOperand& a, std::initializer_list<Output> outputs);
   // The same over the sorted rows of experts, whose weights of this kind have one shape and format. Before
   // the products of a layer, begin_experts.
   void begin_experts(std::span<const MlpWeights> experts, const ExpertRows& rows);
@@ -71,7 +80,10 @@ class CudaLinears {
                MatrixView y);
 
  private:
-  CudaOperand stored(const kernels::ActivationFormat& format, int64_t rows, int64_t cols);
+  // `expanded`: the quantizer has filled values_ as well.
+  CudaOperand stored(const kernels::ActivationFormat& format, int64_t rows, int64_t cols, bool expanded);
+  // Where a quantizer puts the products' operand; null where products take what is stored.
+  BF16* operand_values() const { return block_scaled_ == nullptr ? values_.as<BF16>() : nullptr; }
   void expand(const CudaOperand& a);
   QuantizedRows rows_of(const CudaOperand& a) const;
   kernels::cuda::GemmForward product(const CudaOperand& a, const kernels::LinearWeight& w, MatrixView y);

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "device/launch.hpp"
+#include "kernels/embedding/embedding_cuda.hpp"
 #include "kernels/formats/mxfp8_cuda.hpp"
 #include "kernels/formats/nvfp4_cuda.hpp"
 #include "kernels/rmsnorm/rmsnorm_cuda.hpp"
@@ -58,8 +59,8 @@ void CudaLinears::addresses(std::vector<const void*>& out) const {
   for (const DeviceBuffer* b : {&codes_, &scales_, &outer_, &values_}) b->add_bounds(out);
 }
 
-CudaOperand CudaLinears::stored(const ActivationFormat& format, int64_t rows, int64_t cols) {
-  has_values_ = false;
+CudaOperand CudaLinears::stored(const ActivationFormat& format, int64_t rows, int64_t cols, bool expanded) {
+  has_values_ = expanded;
   has_tiles_ = false;
   has_expert_rows_ = false;
   return {format, nullptr, cols, rows, cols};
@@ -81,37 +82,47 @@ CudaOperand CudaLinears::operand(MatrixView x, const ActivationFormat& format) {
   if (!is_quantized(format)) {
     return {format, static_cast<const BF16*>(x.data), x.stride, x.rows, x.cols};
   }
+  BF16* values = operand_values();
   if (format.format == WeightFormat::kMXFP8) {
     formats::cuda::quantize_mxfp8_rows(x, codes_.as<uint8_t>(), scales_.as<uint8_t>(),
-                                       formats::Element::kE4M3, stream_.handle());
+                                       formats::Element::kE4M3, stream_.handle(), values);
   } else {
+    if (!formats::cuda::fuses_operand(x)) values = nullptr;
     formats::Nvfp4Options options;
     options.scope = formats::Nvfp4Scope::kToken;
     options.four_over_six = format.scaling.four_over_six;
     options.range = format.scaling.range;
     formats::cuda::quantize_nvfp4(x, options,
                                   {codes_.as<uint8_t>(), scales_.as<uint8_t>(), outer_.as<float>()}, nullptr,
-                                  nullptr, stream_.handle());
+                                  nullptr, stream_.handle(), values);
   }
-  return stored(format, x.rows, x.cols);
+  return stored(format, x.rows, x.cols, values != nullptr);
 }
 
 CudaOperand CudaLinears::norm_operand(MatrixView x, const BF16* weight, float eps, MatrixView y,
-                                      float* inv_rms, const ActivationFormat& format, bool keep) {
-  if (!is_quantized(format) || !cuda::fuses_rows(x.cols) || !aligned(x) || !aligned(y)) {
-    cuda::rms_norm(x, weight, eps, y, inv_rms, stream_.handle());
+                                      float* inv_rms, const ActivationFormat& format, bool keep,
+                                      const cuda::Residual& residual) {
+  const bool fuses = cuda::fuses_rows(x.cols) && aligned(x) && aligned(y) && aligned(residual.delta) &&
+                     aligned(residual.sum);
+  if (!is_quantized(format) || !fuses) {
+    if (residual.delta.data != nullptr && !fuses) {
+      cuda::add_rows(x, residual.delta, residual.sum, stream_.handle());
+      cuda::rms_norm(residual.sum, weight, eps, y, inv_rms, stream_.handle());
+    } else {
+      cuda::rms_norm(x, weight, eps, y, inv_rms, stream_.handle(), residual);
+    }
     return operand(y, format);
   }
   if (!keep) y.data = nullptr;
   if (format.format == WeightFormat::kMXFP8) {
     cuda::rms_norm_mxfp8(x, weight, eps, y, inv_rms, codes_.as<uint8_t>(), scales_.as<uint8_t>(),
-                         stream_.handle());
+                         stream_.handle(), operand_values(), residual);
   } else {
-    cuda::rms_norm_nvfp4(x, weight, eps, y, inv_rms,
-                         {codes_.as<uint8_t>(), scales_.as<uint8_t>(), outer_.as<float>()},
-                         format.scaling.four_over_six, format.scaling.range, stream_.handle());
+    cuda::rms_norm_nvfp4(
+        x, weight, eps, y, inv_rms, {codes_.as<uint8_t>(), scales_.as<uint8_t>(), outer_.as<float>()},
+        format.scaling.four_over_six, format.scaling.range, stream_.handle(), operand_values(), residual);
   }
-  return stored(format, x.rows, x.cols);
+  return stored(format, x.rows, x.cols, operand_values() != nullptr);
 }
 
 CudaOperand CudaLinears::swiglu_operand(MatrixView gate, MatrixView up, MatrixView y,
@@ -123,12 +134,14 @@ CudaOperand CudaLinears::swiglu_operand(MatrixView gate, MatrixView up, MatrixVi
   }
   if (!keep) y.data = nullptr;
   if (format.format == WeightFormat::kMXFP8) {
-    cuda::swiglu_mxfp8(gate, up, y, codes_.as<uint8_t>(), scales_.as<uint8_t>(), stream_.handle());
+    cuda::swiglu_mxfp8(gate, up, y, codes_.as<uint8_t>(), scales_.as<uint8_t>(), stream_.handle(),
+                       operand_values());
   } else {
     cuda::swiglu_nvfp4(gate, up, y, {codes_.as<uint8_t>(), scales_.as<uint8_t>(), outer_.as<float>()},
-                       format.scaling.four_over_six, format.scaling.range, stream_.handle());
+                       format.scaling.four_over_six, format.scaling.range, stream_.handle(),
+                       operand_values());
   }
-  return stored(format, gate.rows, gate.cols);
+  return stored(format, gate.rows, gate.cols, operand_values() != nullptr);
 }
 
 cuda::GemmForward CudaLinears::product(const CudaOperand& a, const LinearWeight& w, MatrixView y) {
@@ -167,6 +180,26 @@ void CudaLinears::linear(const CudaOperand& a, const LinearWeight& w, MatrixView
   cuda::GemmForward g = product(a, w, y);
   g.b = {w.data, w.scales, w.outer};
   cuda::gemm_forward(g, stream_.handle());
+}
+
+void CudaLinears::linears(const CudaOperand& a, std::initializer_list<Output> outputs) {
+  std::vector<cuda::GemmForward> together;
+  const auto flush = [&] {
+    cuda::gemm_forward_together(together, stream_.handle());
+    together.clear();
+  };
+  for (const auto& [w, y] : outputs) {
+    if (block_scaled_ != nullptr && block_scaled_->takes(*w, y.dtype)) {
+      linear(a, *w, y);
+      continue;
+    }
+    cuda::GemmForward g = product(a, *w, y);
+    g.b = {w->data, w->scales, w->outer};
+    const auto& first = together.empty() ? g : together.front();
+    if (g.format != first.format || g.b_range != first.b_range || g.c.bf16 != first.c.bf16) flush();
+    together.push_back(g);
+  }
+  flush();
 }
 
 void CudaLinears::begin_experts(std::span<const MlpWeights> experts, const ExpertRows& rows) {

@@ -5,6 +5,7 @@
 #include "kernels/embedding/embedding_cuda.hpp"
 #include "kernels/moe/moe_cuda.hpp"
 #include "kernels/rmsnorm/rmsnorm_cuda.hpp"
+#include "kernels/rope/rope_cuda.hpp"
 #include "kernels/router/router_cuda.hpp"
 #include "model/batch_check.hpp"
 #include "model/cuda_impl.hpp"
@@ -189,7 +190,9 @@ Status CudaModel::Impl::reserve(int64_t rows) {
   const int64_t kv_width =
       c.has_mla() ? c.num_heads * (c.mla.qk_nope_head_dim + c.mla.v_head_dim) : c.num_kv_heads * c.head_dim;
   ACCORD_RETURN_IF_ERROR(v.ensure_matrix(device, Dtype::kBF16, rows, kv_width));
-  if (c.qk_norm) ACCORD_RETURN_IF_ERROR(k_normed.ensure_matrix(device, Dtype::kBF16, rows, kv_width));
+  if (c.qk_norm && !cuda::normalizes_heads(c.head_dim)) {
+    ACCORD_RETURN_IF_ERROR(k_normed.ensure_matrix(device, Dtype::kBF16, rows, kv_width));
+  }
   if (c.has_mla()) {
     ACCORD_RETURN_IF_ERROR(
         turned.ensure_matrix(device, Dtype::kBF16, rows, c.num_heads * c.mla.qk_rope_head_dim));

@@ -10,6 +10,8 @@
 #include "kernels/formats/mxfp8_cuda.hpp"
 #include "kernels/formats/nvfp4.hpp"
 #include "kernels/formats/nvfp4_cuda.hpp"
+#include "kernels/gemm/gemm_cuda.hpp"
+#include "kernels/rmsnorm/rmsnorm_cuda.hpp"
 #include "tests/emulation/launch.hpp"
 #include "tests/emulation/rows.hpp"
 #include "tests/emulation/streams.hpp"
@@ -79,9 +81,15 @@ void measure(const Launch& launch, const MatrixView& x, const uint8_t* scale, in
 
 }  // namespace
 
-void quantize_mxfp8_rows(MatrixView x, uint8_t* q, uint8_t* scale, Element element, StreamHandle stream) {
-  if (emulation::recorded(stream, quantize_mxfp8_rows, x, q, scale, element)) return;
-  quantize_axis(Launch("quantize_mxfp8_rows", stream), x, q, scale, Axis::kRow, element);
+void quantize_mxfp8_rows(MatrixView x, uint8_t* q, uint8_t* scale, Element element, StreamHandle stream,
+                         BF16* operand) {
+  const auto run = [=](StreamHandle on) {
+    quantize_axis(Launch("quantize_mxfp8_rows", on), x, q, scale, Axis::kRow, element);
+    if (operand == nullptr) return;
+    kernels::cuda::expand_mxfp8(q, scale, x.rows, x.cols, false, element == Element::kE5M2, operand, x.cols,
+                                on);
+  };
+  if (!emulation::recorded(stream, run)) run(stream);
 }
 
 void quantize_mxfp8_cols(MatrixView x, uint8_t* q, uint8_t* scale, Element element, StreamHandle stream) {
@@ -157,8 +165,11 @@ void amax(MatrixView x, float* result, bool accumulate, float* scratch, StreamHa
 }
 
 void quantize_nvfp4(MatrixView x, const Nvfp4Options& options, const Nvfp4Output& out,
-                    const float* shared_amax, float* scratch, StreamHandle stream) {
-  if (emulation::recorded(stream, quantize_nvfp4, x, options, out, shared_amax, scratch)) return;
+                    const float* shared_amax, float* scratch, StreamHandle stream, BF16* operand) {
+  const auto again = [=](StreamHandle later) {
+    quantize_nvfp4(x, options, out, shared_amax, scratch, later, operand);
+  };
+  if (emulation::recorded(stream, again)) return;
   const Launch launch("quantize_nvfp4", stream);
   launch.needs(is_float(x.dtype), "bf16 or fp32");
   launch.needs(check_nvfp4_shape(x.rows, x.cols, options).ok(), "a shape that the options allow");
@@ -172,6 +183,16 @@ void quantize_nvfp4(MatrixView x, const Nvfp4Options& options, const Nvfp4Output
       {launch.at(out.q, x.rows * x.cols / 2), launch.at(out.scale, x.rows * x.cols / kNvfp4Block),
        launch.at(out.amax, per_token ? x.rows : 1)},
       launch.maybe(shared_amax, 1));
+  if (operand == nullptr) return;
+  launch.needs(per_token && fuses_operand(x), "an operand of rows that fuses_operand accepts");
+  kernels::cuda::expand_nvfp4(out.q, out.scale, nullptr, false, options.range, x.rows, x.cols, operand,
+                              x.cols, stream);
+}
+
+bool fuses_operand(MatrixView x) {
+  const int64_t bytes = x.stride * size_of(x.dtype);
+  return kernels::cuda::fuses_rows(x.cols) && reinterpret_cast<uintptr_t>(x.data) % 16 == 0 &&
+         (x.rows <= 1 || bytes % 16 == 0);
 }
 
 void measure_mxfp8_rows(MatrixView x, const uint8_t* scale, Element element, QuantHealth* result,

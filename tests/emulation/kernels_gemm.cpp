@@ -327,6 +327,10 @@ void gemm_forward(const GemmForward& g, StreamHandle stream) {
   }
 }
 
+void gemm_forward_together(std::span<const GemmForward> products, StreamHandle stream) {
+  for (const GemmForward& g : products) gemm_forward(g, stream);
+}
+
 void gemm_dgrad(const GemmBackward& g, StreamHandle stream) {
   if (recorded_product(g, gemm_dgrad, stream)) return;
   const Launch launch("gemm_dgrad", stream);

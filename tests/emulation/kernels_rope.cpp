@@ -1,8 +1,10 @@
 // Rotary embedding and its backward (rope_cuda.hpp, rope_backward_cuda.hpp), with the CPU's operations: two
 // products, one sum, in fp32, rounded once.
 #include <algorithm>
+#include <vector>
 
 #include "kernels/copy/copy_cuda.hpp"
+#include "kernels/rmsnorm/rmsnorm.hpp"
 #include "kernels/rope/rope_backward_cuda.hpp"
 #include "kernels/rope/rope_cuda.hpp"
 #include "tests/emulation/launch.hpp"
@@ -96,12 +98,50 @@ void apply_rope(MatrixView x, const int32_t* positions, const RopeTableView& tab
   apply_rope_heads(x, {x.cols / dim, dim, dim, false}, positions, table, y, y_rows, stream);
 }
 
+namespace {
+
+// Heads of x, normalized and turned, into y.
+void turn_normed(const Launch& launch, const MatrixView& x, const BF16* weight, float eps, float* inv_rms,
+                 const Angles& angles, const MatrixView& y, const int32_t* to_rows) {
+  const int64_t dim = 2 * angles.half;
+  const int64_t heads = x.cols / dim;
+  const MatrixView in = launch.at(x);
+  const int32_t* to = launch.maybe(to_rows, x.rows);
+  const MatrixView out = launch.at(y, to == nullptr ? x.rows : *std::max_element(to, to + x.rows) + 1);
+  float* const inverses = launch.maybe(inv_rms, x.rows * heads);
+  std::vector<BF16> row(static_cast<size_t>(x.cols));
+  for (int64_t t = 0; t < x.rows; ++t) {
+    kernels::rms_norm({in.row<BF16>(t), Dtype::kBF16, heads, dim, dim}, launch.at(weight, dim), eps,
+                      matrix_view(row.data(), heads, dim),
+                      inverses == nullptr ? nullptr : inverses + t * heads);
+    for (int64_t h = 0; h < heads; ++h) {
+      rotate(row.data() + h * dim, angles.cos(t), angles.sin(t), angles.half, false,
+             out.row<BF16>(to == nullptr ? t : to[t]) + h * dim);
+    }
+  }
+}
+
+}  // namespace
+
+bool normalizes_heads(int64_t head_dim) { return head_dim == 32 || head_dim == 64 || head_dim == 128; }
+
 void rope_to_cache(const RopeToCache& args, const RopeTableView& table, StreamHandle stream) {
   if (emulation::recorded(stream, rope_to_cache, args, table)) return;
   for (const MatrixView& x : {args.q, args.k, args.v, args.q_out, args.k_cache, args.v_cache}) {
     require(x.dtype == Dtype::kBF16, "bf16");
   }
   require(args.k.cols == args.v.cols, "k and v of one width");
+  const HeadNorms& norms = args.norms;
+  if (norms.q != nullptr) {
+    const Launch launch("rope_to_cache", stream);
+    launch.needs(normalizes_heads(2 * table.half), "heads that normalizes_heads() takes");
+    if (args.q.rows == 0) return;
+    const Angles angles(launch, args.positions, args.q.rows, table);
+    turn_normed(launch, args.q, norms.q, norms.eps, norms.inv_rms_q, angles, args.q_out, nullptr);
+    turn_normed(launch, args.k, norms.k, norms.eps, norms.inv_rms_k, angles, args.k_cache, args.to_rows);
+    scatter_rows(args.v, args.to_rows, args.v_cache, stream);
+    return;
+  }
   apply_rope(args.q, args.positions, table, args.q_out, nullptr, stream);
   apply_rope(args.k, args.positions, table, args.k_cache, args.to_rows, stream);
   scatter_rows(args.v, args.to_rows, args.v_cache, stream);

@@ -6,6 +6,7 @@
 #include "kernels/embedding/embedding_cuda.hpp"
 #include "kernels/formats/mxfp8.hpp"
 #include "kernels/formats/nvfp4.hpp"
+#include "kernels/gemm/gemm_cuda.hpp"
 #include "kernels/logprob/logprob.hpp"
 #include "kernels/logprob/logprob_cuda.hpp"
 #include "kernels/rmsnorm/rmsnorm.hpp"
@@ -39,16 +40,19 @@ void copy_rows(const MatrixView& from, const Launch& launch, const MatrixView& y
   for (int64_t r = 0; r < from.rows; ++r) std::copy_n(from.row<BF16>(r), from.cols, to.row<BF16>(r));
 }
 
-void write_mxfp8(const Launch& launch, const MatrixView& values, uint8_t* q, uint8_t* scale) {
+void write_mxfp8(const Launch& launch, const MatrixView& values, uint8_t* q, uint8_t* scale, BF16* operand,
+                 StreamHandle stream) {
   launch.needs(values.cols % formats::kMxfp8Block == 0, "rows of whole blocks of 32");
   launch.aligned(q, 16, "q");
   formats::quantize_mxfp8_rows(values, launch.at(q, values.rows * values.cols),
                                launch.at(scale, values.rows * values.cols / formats::kMxfp8Block),
                                formats::Element::kE4M3);
+  if (operand == nullptr) return;
+  expand_mxfp8(q, scale, values.rows, values.cols, false, false, operand, values.cols, stream);
 }
 
 void write_nvfp4(const Launch& launch, const MatrixView& values, const formats::Nvfp4Output& out,
-                 FourOverSix four_over_six, int range) {
+                 FourOverSix four_over_six, int range, BF16* operand, StreamHandle stream) {
   launch.aligned(out.q, 8, "q");
   const formats::Nvfp4Options options{formats::Nvfp4Scope::kToken, formats::Nvfp4Layout::k1x16, four_over_six,
                                       range};
@@ -56,15 +60,28 @@ void write_nvfp4(const Launch& launch, const MatrixView& values, const formats::
                           {launch.at(out.q, values.rows * values.cols / 2),
                            launch.at(out.scale, values.rows * values.cols / formats::kNvfp4Block),
                            launch.at(out.amax, values.rows)});
+  if (operand == nullptr) return;
+  expand_nvfp4(out.q, out.scale, nullptr, false, range, values.rows, values.cols, operand, values.cols,
+               stream);
 }
 
 // The bf16 values of the fused norm.
 MatrixView norm_values(const Launch& launch, const MatrixView& x, const BF16* weight, float eps,
-                       float* inv_rms, std::vector<BF16>& storage) {
+                       float* inv_rms, const Residual& residual, std::vector<BF16>& storage) {
   check_fused(launch, x);
   launch.aligned(weight, 16, "weight");
   const MatrixView values = like(storage, x);
-  kernels::rms_norm(launch.at(x), launch.at(weight, x.cols), eps, values, launch.maybe(inv_rms, x.rows));
+  MatrixView in = launch.at(x);
+  if (residual.delta.data != nullptr) {
+    for (const MatrixView& rows : {residual.delta, residual.sum}) {
+      check_fused(launch, rows);
+      launch.needs(rows.cols == x.cols && rows.rows >= x.rows, "delta and sum like x");
+    }
+    const MatrixView sum = launch.at(residual.sum, x.rows);
+    kernels::add_rows(in, launch.at(residual.delta, x.rows), sum);
+    in = sum.slice_rows(0, x.rows);
+  }
+  kernels::rms_norm(in, launch.at(weight, x.cols), eps, values, launch.maybe(inv_rms, x.rows));
   return values;
 }
 
@@ -83,37 +100,47 @@ MatrixView swiglu_values(const Launch& launch, const MatrixView& gate, const Mat
 // formats/row_kernel.cuh: at most 512 threads with five units of 16 each.
 bool fuses_rows(int64_t cols) { return cols > 0 && cols % 16 == 0 && cols / 16 <= 512 * 5; }
 
-void rms_norm(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms,
-              StreamHandle stream) {
-  if (emulation::recorded(stream, rms_norm, x, weight, eps, y, inv_rms)) return;
+void rms_norm(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms, StreamHandle stream,
+              const Residual& residual) {
+  const auto again = [=](StreamHandle later) { rms_norm(x, weight, eps, y, inv_rms, later, residual); };
+  if (emulation::recorded(stream, again)) return;
   const Launch launch("rms_norm", stream);
   launch.needs(x.dtype == y.dtype && x.rows <= y.rows && x.cols == y.cols, "y of x's shape");
   if (x.rows == 0 || x.cols == 0) return;
+  if (residual.delta.data != nullptr) {
+    std::vector<BF16> storage;
+    return copy_rows(norm_values(launch, x, weight, eps, inv_rms, residual, storage), launch, y);
+  }
   kernels::rms_norm(launch.at(x), launch.at(weight, x.cols), eps, launch.at(y, x.rows),
                     launch.maybe(inv_rms, x.rows));
 }
 
 void rms_norm_mxfp8(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms, uint8_t* q,
-                    uint8_t* scale, StreamHandle stream) {
-  if (emulation::recorded(stream, rms_norm_mxfp8, x, weight, eps, y, inv_rms, q, scale)) return;
+                    uint8_t* scale, StreamHandle stream, BF16* operand, const Residual& residual) {
+  const auto again = [=](StreamHandle later) {
+    rms_norm_mxfp8(x, weight, eps, y, inv_rms, q, scale, later, operand, residual);
+  };
+  if (emulation::recorded(stream, again)) return;
   const Launch launch("rms_norm_mxfp8", stream);
   if (x.rows == 0) return;
   std::vector<BF16> storage;
-  const MatrixView values = norm_values(launch, x, weight, eps, inv_rms, storage);
-  write_mxfp8(launch, values, q, scale);
+  const MatrixView values = norm_values(launch, x, weight, eps, inv_rms, residual, storage);
+  write_mxfp8(launch, values, q, scale, operand, stream);
   copy_rows(values, launch, y);
 }
 
 void rms_norm_nvfp4(MatrixView x, const BF16* weight, float eps, MatrixView y, float* inv_rms,
                     const formats::Nvfp4Output& out, FourOverSix four_over_six, int range,
-                    StreamHandle stream) {
-  if (emulation::recorded(stream, rms_norm_nvfp4, x, weight, eps, y, inv_rms, out, four_over_six, range))
-    return;
+                    StreamHandle stream, BF16* operand, const Residual& residual) {
+  const auto again = [=](StreamHandle later) {
+    rms_norm_nvfp4(x, weight, eps, y, inv_rms, out, four_over_six, range, later, operand, residual);
+  };
+  if (emulation::recorded(stream, again)) return;
   const Launch launch("rms_norm_nvfp4", stream);
   if (x.rows == 0) return;
   std::vector<BF16> storage;
-  const MatrixView values = norm_values(launch, x, weight, eps, inv_rms, storage);
-  write_nvfp4(launch, values, out, four_over_six, range);
+  const MatrixView values = norm_values(launch, x, weight, eps, inv_rms, residual, storage);
+  write_nvfp4(launch, values, out, four_over_six, range, operand, stream);
   copy_rows(values, launch, y);
 }
 
@@ -127,24 +154,28 @@ void swiglu(MatrixView gate, MatrixView up, MatrixView y, StreamHandle stream) {
 }
 
 void swiglu_mxfp8(MatrixView gate, MatrixView up, MatrixView y, uint8_t* q, uint8_t* scale,
-                  StreamHandle stream) {
-  if (emulation::recorded(stream, swiglu_mxfp8, gate, up, y, q, scale)) return;
+                  StreamHandle stream, BF16* operand) {
+  const auto again = [=](StreamHandle later) { swiglu_mxfp8(gate, up, y, q, scale, later, operand); };
+  if (emulation::recorded(stream, again)) return;
   const Launch launch("swiglu_mxfp8", stream);
   if (gate.rows == 0) return;
   std::vector<BF16> storage;
   const MatrixView values = swiglu_values(launch, gate, up, storage);
-  write_mxfp8(launch, values, q, scale);
+  write_mxfp8(launch, values, q, scale, operand, stream);
   copy_rows(values, launch, y);
 }
 
 void swiglu_nvfp4(MatrixView gate, MatrixView up, MatrixView y, const formats::Nvfp4Output& out,
-                  FourOverSix four_over_six, int range, StreamHandle stream) {
-  if (emulation::recorded(stream, swiglu_nvfp4, gate, up, y, out, four_over_six, range)) return;
+                  FourOverSix four_over_six, int range, StreamHandle stream, BF16* operand) {
+  const auto again = [=](StreamHandle later) {
+    swiglu_nvfp4(gate, up, y, out, four_over_six, range, later, operand);
+  };
+  if (emulation::recorded(stream, again)) return;
   const Launch launch("swiglu_nvfp4", stream);
   if (gate.rows == 0) return;
   std::vector<BF16> storage;
   const MatrixView values = swiglu_values(launch, gate, up, storage);
-  write_nvfp4(launch, values, out, four_over_six, range);
+  write_nvfp4(launch, values, out, four_over_six, range, operand, stream);
   copy_rows(values, launch, y);
 }
 

@@ -13,7 +13,6 @@
 #include "kernels/embedding/embedding_cuda.hpp"
 #include "kernels/formats/mxfp8_cuda.hpp"
 #include "kernels/formats/nvfp4_cuda.hpp"
-#include "kernels/moe/moe_cuda.hpp"
 #include "kernels/rmsnorm/rmsnorm_cuda.hpp"
 #include "kernels/rope/rope_cuda.hpp"
 #include "kernels/swiglu/swiglu_cuda.hpp"
@@ -115,77 +114,88 @@ class Chain {
 
   void add(Step step) { steps_.push_back(std::move(step)); }
 
-  void expand(int64_t cols) {
-    if (format_ == WeightFormat::kBF16) return;
-    add([this, cols] {
-      if (format_ == WeightFormat::kMXFP8) {
-        cuda::expand_mxfp8(codes_.as<uint8_t>(), scales_.as<uint8_t>(), rows_, cols, false, false,
-                           values_.as<BF16>(), cols, gpu_.handle());
-      } else {
-        cuda::expand_nvfp4(codes_.as<uint8_t>(), scales_.as<uint8_t>(), nullptr, false, 448, rows_, cols,
-                           values_.as<BF16>(), cols, gpu_.handle());
-      }
-    });
-  }
   formats::Nvfp4Output nvfp4() const {
     return {codes_.as<uint8_t>(), scales_.as<uint8_t>(), outer_.as<float>()};
   }
 
-  void norm(const Memory& x) {
-    add([this, &x] {
+  // Of x, or of x + branch, which goes to x_mid.
+  void norm(bool residual) {
+    add([this, residual] {
       const MatrixView none{nullptr, Dtype::kBF16, rows_, kHidden, kHidden};
+      const MatrixView x = view(x_, kHidden);
       const BF16* const weight = norm_weight_.as<BF16>();
+      cuda::Residual sum;
+      if (residual) sum = {view(branch_, kHidden), view(x_mid_, kHidden)};
       if (format_ == WeightFormat::kBF16) {
-        cuda::rms_norm(view(x, kHidden), weight, kEps, view(norm_, kHidden), nullptr, gpu_.handle());
+        cuda::rms_norm(x, weight, kEps, view(norm_, kHidden), nullptr, gpu_.handle(), sum);
       } else if (format_ == WeightFormat::kMXFP8) {
-        cuda::rms_norm_mxfp8(view(x, kHidden), weight, kEps, none, nullptr, codes_.as<uint8_t>(),
-                             scales_.as<uint8_t>(), gpu_.handle());
+        cuda::rms_norm_mxfp8(x, weight, kEps, none, nullptr, codes_.as<uint8_t>(), scales_.as<uint8_t>(),
+                             gpu_.handle(), values_.as<BF16>(), sum);
       } else {
-        cuda::rms_norm_nvfp4(view(x, kHidden), weight, kEps, none, nullptr, nvfp4(), FourOverSix::kNone, 448,
-                             gpu_.handle());
+        cuda::rms_norm_nvfp4(x, weight, kEps, none, nullptr, nvfp4(), FourOverSix::kNone, 448, gpu_.handle(),
+                             values_.as<BF16>(), sum);
       }
     });
-    expand(kHidden);
   }
 
-  void quantize(const Memory& x, int64_t cols) {
+  void quantize_attended() {
     if (format_ == WeightFormat::kBF16) return;
-    add([this, &x, cols] {
+    add([this] {
+      const MatrixView x = view(attended_, kHidden);
       if (format_ == WeightFormat::kMXFP8) {
-        formats::cuda::quantize_mxfp8_rows(view(x, cols), codes_.as<uint8_t>(), scales_.as<uint8_t>(),
-                                           formats::Element::kE4M3, gpu_.handle());
+        formats::cuda::quantize_mxfp8_rows(x, codes_.as<uint8_t>(), scales_.as<uint8_t>(),
+                                           formats::Element::kE4M3, gpu_.handle(), values_.as<BF16>());
       } else {
         formats::Nvfp4Options options;
         options.scope = formats::Nvfp4Scope::kToken;
-        formats::cuda::quantize_nvfp4(view(x, cols), options, nvfp4(), nullptr, nullptr, gpu_.handle());
+        formats::cuda::quantize_nvfp4(x, options, nvfp4(), nullptr, nullptr, gpu_.handle(),
+                                      values_.as<BF16>());
       }
     });
-    expand(cols);
   }
 
-  void product(size_t weight, const Memory& plain, const Memory& y) {
-    add([this, weight, &plain, &y] {
-      const Weight& w = weights_[weight];
-      cuda::GemmForward g;
-      g.format = format_;
-      g.m = rows_;
-      g.n = w.n;
-      g.k = w.k;
-      g.a = format_ == WeightFormat::kBF16 ? plain.as<BF16>() : values_.as<BF16>();
-      g.lda = w.k;
-      g.a_outer = outer_.as<float>();
-      g.b = w.weight.weight();
-      g.c = {y.data(), w.n, true, false};
-      g.b_at_rest = true;
-      cuda::gemm_forward(g, gpu_.handle());
+  void swiglu() {
+    add([this] {
+      const MatrixView none{nullptr, Dtype::kBF16, rows_, kInner, kInner};
+      const MatrixView gate = view(gate_, kInner);
+      const MatrixView up = view(up_, kInner);
+      if (format_ == WeightFormat::kBF16) {
+        cuda::swiglu(gate, up, view(act_, kInner), gpu_.handle());
+      } else if (format_ == WeightFormat::kMXFP8) {
+        cuda::swiglu_mxfp8(gate, up, none, codes_.as<uint8_t>(), scales_.as<uint8_t>(), gpu_.handle(),
+                           values_.as<BF16>());
+      } else {
+        cuda::swiglu_nvfp4(gate, up, none, nvfp4(), FourOverSix::kNone, 448, gpu_.handle(),
+                           values_.as<BF16>());
+      }
+    });
+  }
+
+  void products(const Memory& plain, std::vector<std::pair<size_t, const Memory*>> outputs) {
+    add([this, &plain, outputs] {
+      std::vector<cuda::GemmForward> all;
+      for (const auto& [weight, y] : outputs) {
+        const Weight& w = weights_[weight];
+        cuda::GemmForward g;
+        g.format = format_;
+        g.m = rows_;
+        g.n = w.n;
+        g.k = w.k;
+        g.a = format_ == WeightFormat::kBF16 ? plain.as<BF16>() : values_.as<BF16>();
+        g.lda = w.k;
+        g.a_outer = outer_.as<float>();
+        g.b = w.weight.weight();
+        g.c = {y->data(), w.n, true, false};
+        g.b_at_rest = true;
+        all.push_back(g);
+      }
+      cuda::gemm_forward_together(all, gpu_.handle());
     });
   }
 
   void add_layer() {
-    norm(x_);
-    product(0, norm_, q_);
-    product(1, norm_, k_);
-    product(2, norm_, v_);
+    norm(false);
+    products(norm_, {{0, &q_}, {1, &k_}, {2, &v_}});
     add([this] {
       const auto cache = [&](const Memory& m) {
         return MatrixView{m.data(), Dtype::kBF16, cache_rows_, kKv, kKv};
@@ -215,17 +225,12 @@ class Chain {
       a.partials = partials_.data();
       cuda::attention_forward(a, gpu_.handle());
     });
-    quantize(attended_, kHidden);
-    product(3, attended_, branch_);
-    add([this] {
-      cuda::add_rows(view(x_, kHidden), view(branch_, kHidden), view(x_mid_, kHidden), gpu_.handle());
-    });
-    norm(x_mid_);
-    product(4, norm_, gate_);
-    product(5, norm_, up_);
-    add([this] { cuda::swiglu(view(gate_, kInner), view(up_, kInner), view(act_, kInner), gpu_.handle()); });
-    quantize(act_, kInner);
-    product(6, act_, branch_);
+    quantize_attended();
+    products(attended_, {{3, &branch_}});
+    norm(true);
+    products(norm_, {{4, &gate_}, {5, &up_}});
+    swiglu();
+    products(act_, {{6, &branch_}});
     add([this] {
       cuda::add_rows(view(x_mid_, kHidden), view(branch_, kHidden), view(x_, kHidden), gpu_.handle());
     });
