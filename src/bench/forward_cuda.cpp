@@ -40,33 +40,23 @@ class Forward {
         batch_(run.bench.gpu(), run.config, run.phase) {}
 
   void layer() {
-    norm("norm, quantized", s_.rows, true);
-    expand("expand norm", s_.rows, s_.hidden);
-    projection("q", s_.q_width, s_.hidden);
-    projection("k", s_.kv_width, s_.hidden);
-    projection("v", s_.kv_width, s_.hidden);
-    if (config_.qk_norm) {
-      norm_rows("q norm", s_.rows * s_.heads, s_.head_dim);
-      norm_rows("k norm", s_.rows * s_.kv_heads, s_.head_dim);
-    }
+    // A decode step's dense layers leave their last sum to the next layer's norm.
+    const bool summed = phase_.decode && !s_.moe;
+    norm(summed ? "sum and norm, quantized" : "norm, quantized", s_.rows, {.fuse = true, .sum = summed});
+    projections("q, k and v", {s_.q_width, s_.kv_width, s_.kv_width}, s_.hidden);
     rope();
     attention();
     quantize("quantize attention", s_.rows, s_.q_width);
-    expand("expand attention", s_.rows, s_.q_width);
-    projection("o", s_.hidden, s_.q_width);
-    add("add");
+    projections("o", {s_.hidden}, s_.q_width);
+    norm("sum and second norm, quantized", s_.rows, {.fuse = true, .sum = true, .keep = s_.moe});
     if (s_.moe) {
       experts();
       return;
     }
-    norm("second norm, quantized", s_.rows, true);
-    expand("expand second norm", s_.rows, s_.hidden);
-    projection("gate", s_.width, s_.hidden);
-    projection("up", s_.width, s_.hidden);
+    projections("gate and up", {s_.width, s_.width}, s_.hidden);
     swiglu();
-    expand("expand swiglu", s_.rows, s_.width);
-    projection("down", s_.hidden, s_.width);
-    add("second add");
+    projections("down", {s_.hidden}, s_.width);
+    if (!summed) add("second sum");
   }
 
   void head(int64_t rows) {
@@ -79,7 +69,7 @@ class Forward {
       cuda::gather_rows(in(s_.rows, s_.hidden), batch_.row_ids.as<int32_t>(), out_bf16(rows, s_.hidden),
                         bench_.stream());
     });
-    norm("final norm", rows, false);
+    norm("final norm", rows, {});
     product("LM head", WeightFormat::kBF16, rows, s_.vocab, s_.hidden, /*bf16=*/false);
     const double logits = 4 * d(rows * s_.vocab);
     if (phase_.decode) {
@@ -119,18 +109,28 @@ class Forward {
     uint8_t* q;
     uint8_t* scales;
     float* outer;
+    BF16* operand;
   };
   Codes codes(int64_t rows, int64_t cols) {
     return {bench_.out<uint8_t>(rows * cols), bench_.out<uint8_t>(rows * cols / formats::kNvfp4Block),
-            bench_.out<float>(rows)};
+            bench_.out<float>(rows), bench_.out<BF16>(rows * cols)};
   }
 
-  // fuse: with the quantizer of this format, when it has one.
-  void norm(const std::string& name, int64_t rows, bool fuse) {
+  // Products take BF16 that stands for what was stored: written with it.
+  double operand_bytes(int64_t values) const { return quantized_bytes(values) + 2 * d(values); }
+
+  struct Norm {
+    bool fuse = false;  // with the quantizer of this format, when it has one
+    bool sum = false;   // of two inputs, which is written too
+    bool keep = false;  // the normed rows in any case
+  };
+  void norm(const std::string& name, int64_t rows, const Norm& kind) {
     const double values = d(rows * s_.hidden);
-    const bool fused = fuse && quantized();
-    const bool writes = keep_ || !fused;
-    const Work work{2 * values, (writes ? 2 * values : 0) + (fused ? quantized_bytes(rows * s_.hidden) : 0),
+    const bool fused = kind.fuse && quantized();
+    const bool writes = keep_ || kind.keep || !fused;
+    const Work work{(kind.sum ? 4 : 2) * values,
+                    (writes ? 2 * values : 0) + (kind.sum ? 2 * values : 0) +
+                        (fused ? operand_bytes(rows * s_.hidden) : 0),
                     0};
     report("rmsnorm", name, work, [&] {
       const MatrixView x = in(rows, s_.hidden);
@@ -139,22 +139,17 @@ class Forward {
       const BF16* const weight = bench_.bf16(s_.hidden);
       auto* const inv_rms = bench_.out<float>(rows);
       const Codes c = codes(rows, s_.hidden);
+      cuda::Residual residual;
+      if (kind.sum) residual = {in(rows, s_.hidden), out_bf16(rows, s_.hidden)};
       if (!fused) {
-        cuda::rms_norm(x, weight, kEps, y, inv_rms, bench_.stream());
+        cuda::rms_norm(x, weight, kEps, y, inv_rms, bench_.stream(), residual);
       } else if (format_ == WeightFormat::kMXFP8) {
-        cuda::rms_norm_mxfp8(x, weight, kEps, y, inv_rms, c.q, c.scales, bench_.stream());
+        cuda::rms_norm_mxfp8(x, weight, kEps, y, inv_rms, c.q, c.scales, bench_.stream(), c.operand,
+                             residual);
       } else {
         cuda::rms_norm_nvfp4(x, weight, kEps, y, inv_rms, {c.q, c.scales, c.outer}, FourOverSix::kNone, 448,
-                             bench_.stream());
+                             bench_.stream(), c.operand, residual);
       }
-    });
-  }
-
-  void norm_rows(const std::string& name, int64_t rows, int64_t cols) {
-    const double values = d(rows * cols);
-    report("rmsnorm", name, {2 * values, 2 * values + 4 * d(rows), 0}, [&] {
-      cuda::rms_norm(in(rows, cols), bench_.bf16(cols), kEps, out_bf16(rows, cols), bench_.out<float>(rows),
-                     bench_.stream());
     });
   }
 
@@ -163,7 +158,7 @@ class Forward {
     const double values = d(rows * s_.width);
     const bool writes = keep_ || !quantized();
     const Work work{4 * values,
-                    (writes ? 2 * values : 0) + (quantized() ? quantized_bytes(rows * s_.width) : 0), 0};
+                    (writes ? 2 * values : 0) + (quantized() ? operand_bytes(rows * s_.width) : 0), 0};
     report("swiglu", "swiglu, quantized", work, [&] {
       const MatrixView gate = in(rows, s_.width);
       const MatrixView up = in(rows, s_.width);
@@ -173,9 +168,10 @@ class Forward {
       if (!quantized()) {
         cuda::swiglu(gate, up, y, bench_.stream());
       } else if (format_ == WeightFormat::kMXFP8) {
-        cuda::swiglu_mxfp8(gate, up, y, c.q, c.scales, bench_.stream());
+        cuda::swiglu_mxfp8(gate, up, y, c.q, c.scales, bench_.stream(), c.operand);
       } else {
-        cuda::swiglu_nvfp4(gate, up, y, {c.q, c.scales, c.outer}, FourOverSix::kNone, 448, bench_.stream());
+        cuda::swiglu_nvfp4(gate, up, y, {c.q, c.scales, c.outer}, FourOverSix::kNone, 448, bench_.stream(),
+                           c.operand);
       }
     });
   }
@@ -185,33 +181,17 @@ class Forward {
       absent(name);
       return;
     }
-    report("formats", name, {2 * d(rows * cols), quantized_bytes(rows * cols), 0}, [&] {
+    report("formats", name, {2 * d(rows * cols), operand_bytes(rows * cols), 0}, [&] {
       const MatrixView x = in(rows, cols);
       const Codes c = codes(rows, cols);
       if (format_ == WeightFormat::kMXFP8) {
-        formats::cuda::quantize_mxfp8_rows(x, c.q, c.scales, formats::Element::kE4M3, bench_.stream());
+        formats::cuda::quantize_mxfp8_rows(x, c.q, c.scales, formats::Element::kE4M3, bench_.stream(),
+                                           c.operand);
       } else {
         formats::Nvfp4Options options;
         options.scope = formats::Nvfp4Scope::kToken;
-        formats::cuda::quantize_nvfp4(x, options, {c.q, c.scales, c.outer}, nullptr, nullptr,
-                                      bench_.stream());
-      }
-    });
-  }
-
-  void expand(const std::string& name, int64_t rows, int64_t cols) {
-    if (!quantized()) {
-      absent(name);
-      return;
-    }
-    report("gemm", name, {quantized_bytes(rows * cols), 2 * d(rows * cols), 0}, [&] {
-      const cuda::GemmWeight w = bench_.weight(format_, rows, cols);
-      const auto* const q = static_cast<const uint8_t*>(w.data);
-      auto* const y = bench_.out<BF16>(rows * cols);
-      if (format_ == WeightFormat::kMXFP8) {
-        cuda::expand_mxfp8(q, w.scales, rows, cols, false, false, y, cols, bench_.stream());
-      } else {
-        cuda::expand_nvfp4(q, w.scales, nullptr, false, 448, rows, cols, y, cols, bench_.stream());
+        formats::cuda::quantize_nvfp4(x, options, {c.q, c.scales, c.outer}, nullptr, nullptr, bench_.stream(),
+                                      c.operand);
       }
     });
   }
@@ -239,20 +219,46 @@ class Forward {
       cuda::gemm_forward(g, bench_.stream());
     });
   }
-  void projection(const std::string& name, int64_t n, int64_t k) {
-    product(name, format_, s_.rows, n, k, true);
+  // Of one input.
+  void projections(const std::string& name, const std::vector<int64_t>& widths, int64_t k) {
+    int64_t n = 0;
+    for (const int64_t width : widths) n += width;
+    const Work work{weight_bytes(format_, d(n * k)) + 2 * d(s_.rows * k), 2 * d(s_.rows * n),
+                    2 * d(s_.rows) * d(n) * d(k)};
+    report("gemm", name, work, [&] {
+      std::vector<cuda::GemmForward> products;
+      cuda::GemmForward g = product_of(format_, s_.rows, n, k, true);
+      g.a = bench_.bf16(s_.rows * k);
+      g.a_outer = format_ == WeightFormat::kNVFP4 ? bench_.f32(s_.rows) : nullptr;
+      g.b_at_rest = true;
+      for (const int64_t width : widths) {
+        g.n = width;
+        g.b = bench_.weight(format_, width, k);
+        g.c = {bench_.room(2 * s_.rows * width), width, true, false};
+        products.push_back(g);
+      }
+      cuda::gemm_forward_together(products, bench_.stream());
+    });
   }
 
   void rope() {
     const int64_t half = s_.head_dim / 2;
     const int64_t positions = phase_.length;
     const double values = d(s_.rows * (s_.q_width + 2 * s_.kv_width));
-    report("rope", "rotary q and k, k and v into the cache", {2 * values, 2 * values, 0}, [&] {
+    const std::string name = config_.qk_norm ? "norms of q and k, rotary, k and v into the cache"
+                                             : "rotary q and k, k and v into the cache";
+    report("rope", name, {2 * values, 2 * values, 0}, [&] {
       const float* const angles = bench_.f32(positions * half);
+      cuda::HeadNorms norms;
+      if (config_.qk_norm) {
+        const BF16* const weight = bench_.bf16(s_.head_dim);
+        norms = {weight, weight, kEps, bench_.out<float>(s_.rows * s_.heads),
+                 bench_.out<float>(s_.rows * s_.kv_heads)};
+      }
       cuda::rope_to_cache({in(s_.rows, s_.q_width), in(s_.rows, s_.kv_width), in(s_.rows, s_.kv_width),
                            out_bf16(s_.rows, s_.q_width), out_bf16(phase_.cache_rows(), s_.kv_width),
                            out_bf16(phase_.cache_rows(), s_.kv_width), batch_.positions.as<int32_t>(),
-                           batch_.rows.as<int32_t>()},
+                           batch_.rows.as<int32_t>(), norms},
                           {angles, angles, half}, bench_.stream());
     });
   }
@@ -300,7 +306,6 @@ class Forward {
   void experts() {
     const Routed routed(bench_, config_, s_);
     const int64_t hidden = s_.hidden;
-    norm("second norm", s_.rows, false);
     product("router", WeightFormat::kBF16, s_.rows, s_.experts, hidden, false);
     const double scores = 4 * d(s_.rows * s_.experts);
     const double ids = 4 * d(s_.sorted);
@@ -320,12 +325,9 @@ class Forward {
                               routed.groups.tile_rows, bench_.out<cuda::GroupTile>(routed.list_size),
                               bench_.out<int32_t>(1), bench_.stream());
     });
-    quantize("quantize second norm", s_.rows, hidden);
-    expand("expand second norm", s_.rows, hidden);
     grouped("experts' gate", routed, s_.width, hidden, true);
     grouped("experts' up", routed, s_.width, hidden, true);
     swiglu();
-    expand("expand swiglu", s_.sorted, s_.width);
     grouped("experts' down", routed, hidden, s_.width, false);
     const double values = d(s_.rows * hidden);
     report("moe", "combine", {2 * values + 2 * d(s_.sorted * hidden), 2 * values, 0}, [&] {

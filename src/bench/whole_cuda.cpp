@@ -65,7 +65,8 @@ struct WholeModel::Impl {
 
   void run_layers() {
     for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-      model->layer_forward(layer, caches[static_cast<size_t>(layer)], x, {}, phase.decode ? nullptr : &tape);
+      model->layer_forward(layer, caches[static_cast<size_t>(layer)], x, {}, phase.decode ? nullptr : &tape,
+                           phase.decode && layer + 1 < config.num_layers);
     }
   }
 

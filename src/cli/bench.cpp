@@ -112,6 +112,7 @@ void add_bench(CLI::App& app, Action& action) {
                             arguments, action, run_kernels);
     command->add_option("--op", arguments->op,
                         "Kernels of one folder of kernels/ only, such as gemm or attention");
+    command->add_flag("--decode", arguments->decode, "On a device: the tables of decode steps alone");
     command
         ->add_option(
             "--shape", arguments->shapes,

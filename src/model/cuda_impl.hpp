@@ -80,6 +80,8 @@ struct CudaModel::Impl {
   DeviceBuffer v;         // [T,C], or latent attention's keys and values per head, on their way to the cache
   DeviceBuffer turned;    // [T,heads*rope] rotary part of latent attention's queries
   DeviceBuffer branch;    // [T,H]
+  // The layer whose norm has yet to add x_mid (own_tape) and branch, the layer before's, to x; -1: none.
+  int64_t sum_due_in = -1;
   DeviceBuffer sort_scratch;  // int32
   DeviceBuffer head_rows;     // [R,H] rows of x before the final norm
   DeviceBuffer head_normed;   // [R,H]
@@ -88,7 +90,7 @@ struct CudaModel::Impl {
 
 // One call of layer_forward.
 void run_layer(CudaModel::Impl& model, int64_t layer, const KvLayer& kv, MatrixView x, CudaRouting routing,
-               CudaLayerTape& tape, bool keep);
+               CudaLayerTape& tape, bool keep, bool next_follows);
 
 // Latent attention up to the attention kernel, and after it (latent_attention.hpp says the steps). Reads
 // tape.norm1, fills tape.q (and the absorbed forms) and the cache; finish writes tape.attn.

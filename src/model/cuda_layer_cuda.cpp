@@ -23,8 +23,9 @@ MatrixView by_head(MatrixView x, int64_t d) { return {x.data, x.dtype, x.rows * 
 class LayerRun {
  public:
   LayerRun(CudaModel::Impl& model, int64_t layer, const KvLayer& kv, MatrixView x, CudaRouting routing,
-           CudaLayerTape& tape, bool keep)
+           CudaLayerTape& tape, bool keep, bool next_follows)
       : m_(model),
+        layer_(layer),
         c_(model.config),
         w_(model.weights.layers[static_cast<size_t>(layer)]),
         moe_(model.config.layer_is_moe[static_cast<size_t>(layer)]),
@@ -34,12 +35,14 @@ class LayerRun {
         routing_(routing),
         t_(tape),
         keep_(keep),
+        next_follows_(next_follows),
         rows_(model.batch.rows),
         eps_(static_cast<float>(model.config.rms_norm_eps)),
         stream_(model.handle()) {}
 
   void run() {
     attention();
+    m_.sum_due_in = -1;
     if (moe_) {
       experts();
     } else {
@@ -49,7 +52,7 @@ class LayerRun {
         return norm2(begin, count, first.activation_format(), !shared_format);
       };
       mlp(norm, w_.mlp[0], {t_.gate, t_.up, t_.act}, c_.intermediate_size);
-      cuda::add_rows(bf16(t_.x_mid, c_.hidden_size), bf16(m_.branch, c_.hidden_size), x_, stream_);
+      end_with(bf16(t_.x_mid, c_.hidden_size));
     }
   }
 
@@ -60,6 +63,28 @@ class LayerRun {
 
   MatrixView bf16(const DeviceBuffer& buffer, int64_t cols) const {
     return buffer.matrix(Dtype::kBF16, rows_, cols);
+  }
+
+  // x = x_mid + branch, or so the next layer's norm.
+  void end_with(MatrixView x_mid) {
+    if (next_follows_) {
+      m_.sum_due_in = layer_ + 1;
+    } else {
+      cuda::add_rows(x_mid, bf16(m_.branch, c_.hidden_size), x_, stream_);
+    }
+  }
+
+  // The operand of rows [begin, begin + count) of norm(x), and of the layer before's sum, where it is due.
+  CudaOperand norm1(int64_t begin, int64_t count, const ActivationFormat& format, bool keep) {
+    const auto rows = [&](const DeviceBuffer& buffer) {
+      return bf16(buffer, c_.hidden_size).slice_rows(begin, count);
+    };
+    const MatrixView x = x_.slice_rows(begin, count);
+    const bool due = m_.sum_due_in == layer_;
+    cuda::Residual residual;
+    if (due) residual = {rows(m_.branch), x};
+    return m_.linears.norm_operand(due ? rows(t_.x_mid) : x, w_.input_norm, eps_, rows(t_.norm1),
+                                   t_.inv_rms1.as<float>() + begin, format, keep, residual);
   }
 
   // The operand for another format than the one at hand is made from the BF16 rows.
@@ -81,16 +106,15 @@ class LayerRun {
   }
 
   void attention() {
-    const MatrixView norm1 = bf16(t_.norm1, c_.hidden_size);
     MatrixView query = bf16(t_.q, c_.q_width());
     MatrixView attended = bf16(t_.attn, c_.attention_width());
     if (c_.has_mla()) {
-      cuda::rms_norm(x_, w_.input_norm, eps_, norm1, t_.inv_rms1.as<float>(), stream_);
+      norm1(0, rows_, {}, true);
       const CudaLatent latent = project_latent(m_, w_, kv_, t_);
       query = latent.query;
       attended = latent.attended;
     } else {
-      project(norm1, query);
+      project(query);
     }
     m_.attend(query, kv_, attended, t_.lse.as<float>());
     if (c_.has_mla()) finish_latent(m_, w_, t_);
@@ -102,17 +126,15 @@ class LayerRun {
     });
   }
 
-  void project(MatrixView norm1, MatrixView q) {
+  void project(MatrixView q) {
     const int64_t kv_width = c_.num_kv_heads * c_.head_dim;
     MatrixView q_in = bf16(t_.q_raw, c_.q_width());
     MatrixView k_in = bf16(t_.k_raw, kv_width);
     const MatrixView v = bf16(m_.v, kv_width);
     const bool keep = keep_ || !one_format({&w_.q, &w_.k, &w_.v});
     for_tiles(w_.k, [&](int64_t begin, int64_t count) {
-      const MatrixView norm = norm1.slice_rows(begin, count);
-      CudaOperand operand =
-          m_.linears.norm_operand(x_.slice_rows(begin, count), w_.input_norm, eps_, norm,
-                                  t_.inv_rms1.as<float>() + begin, w_.q.activation_format(), keep);
+      const MatrixView norm = bf16(t_.norm1, c_.hidden_size).slice_rows(begin, count);
+      CudaOperand operand = norm1(begin, count, w_.q.activation_format(), keep);
       linears(operand, norm,
               {{&w_.q, q_in.slice_rows(begin, count)},
                {&w_.k, k_in.slice_rows(begin, count)},
@@ -248,10 +270,11 @@ class LayerRun {
     }
     cuda::combine_experts(shared ? branch : x_mid, down, t_.topk_weights.as<float>(), order.slot_rows, k,
                           shared ? branch : x_, stream_);
-    if (shared) cuda::add_rows(x_mid, branch, x_, stream_);
+    if (shared) end_with(x_mid);
   }
 
   CudaModel::Impl& m_;
+  const int64_t layer_;
   const ModelConfig& c_;
   const LayerWeights& w_;
   const bool moe_;
@@ -261,6 +284,7 @@ class LayerRun {
   const CudaRouting routing_;
   CudaLayerTape& t_;
   const bool keep_;
+  const bool next_follows_;
   const int64_t rows_;
   const float eps_;
   const StreamHandle stream_;
@@ -269,8 +293,8 @@ class LayerRun {
 }  // namespace
 
 void run_layer(CudaModel::Impl& model, int64_t layer, const KvLayer& kv, MatrixView x, CudaRouting routing,
-               CudaLayerTape& tape, bool keep) {
-  LayerRun(model, layer, kv, x, routing, tape, keep).run();
+               CudaLayerTape& tape, bool keep, bool next_follows) {
+  LayerRun(model, layer, kv, x, routing, tape, keep, next_follows).run();
 }
 
 }  // namespace accord::model

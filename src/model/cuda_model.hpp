@@ -114,8 +114,12 @@ class CudaModel {
   void embed(MatrixView x_TH);
   // x_TH = layer(x_TH) in place; writes the batch's keys and values into `kv` (device memory; kv_layer of
   // forward.hpp). `tape`, reserved for the batch's rows, may be null: the model's own memory serves then.
+  //
+  // `next_follows` (without a tape): the next call is the next layer's, on the same x_TH and without a tape
+  // either. What it adds to the residual stream may then be left to that layer's norm, and x_TH means nothing
+  // in between.
   void layer_forward(int64_t layer, const KvLayer& kv, MatrixView x_TH, CudaRouting routing,
-                     CudaLayerTape* tape);
+                     CudaLayerTape* tape, bool next_follows = false);
   // logits_RV (fp32) of rows[0..count) (device) of x; `normed_RH` (BF16, with inv_rms [R]) keeps the normed
   // rows. Error: no memory for them.
   Status logits(MatrixView x_TH, const int32_t* rows, int64_t count, MatrixView logits_RV,

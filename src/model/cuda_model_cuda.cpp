@@ -298,19 +298,24 @@ Status CudaModel::check_weights() {
 
 void CudaModel::embed(MatrixView x_TH) {
   Impl& m = *impl_;
+  m.sum_due_in = -1;
   cuda::embed_rows(m.weights.embedding, m.batch.tokens, m.batch.rows, x_TH, m.handle());
 }
 
 void CudaModel::layer_forward(int64_t layer, const KvLayer& kv, MatrixView x_TH, CudaRouting routing,
-                              CudaLayerTape* tape) {
-  if (impl_->batch.rows == 0) return;
-  run_layer(*impl_, layer, kv, x_TH, routing, tape == nullptr ? impl_->own_tape : *tape, tape != nullptr);
+                              CudaLayerTape* tape, bool next_follows) {
+  Impl& m = *impl_;
+  if (m.batch.rows == 0) return;
+  require(m.sum_due_in < 0 || (tape == nullptr && layer == m.sum_due_in), "the layer that was to follow");
+  require(!next_follows || (tape == nullptr && layer + 1 < m.config.num_layers), "a layer that can follow");
+  run_layer(m, layer, kv, x_TH, routing, tape == nullptr ? m.own_tape : *tape, tape != nullptr, next_follows);
 }
 
 Status CudaModel::logits(MatrixView x_TH, const int32_t* rows, int64_t count, MatrixView logits_RV,
                          MatrixView* normed_RH, float* inv_rms) {
   Impl& m = *impl_;
   if (count == 0) return absl::OkStatus();
+  require(m.sum_due_in < 0, "x complete");
   const int64_t hidden = m.config.hidden_size;
   const LinearWeight& head = m.weights.lm_head;
   ACCORD_RETURN_IF_ERROR(m.reserve_head(count, normed_RH == nullptr));

@@ -267,7 +267,7 @@ Status CudaPolicy::launch_layers(bool record) {
     const int64_t slot = moe_slot_[static_cast<size_t>(layer)];
     int32_t* ids = record && slot >= 0 ? routing_.as<int32_t>() + slot * layer_ids : nullptr;
     model_.layer_forward(layer, kv_[static_cast<size_t>(layer)], x_TH_, {.record = ids, .replay = nullptr},
-                         nullptr);
+                         nullptr, layer + 1 < config_.num_layers);
   }
   return absl::OkStatus();
 }
