@@ -31,7 +31,7 @@ struct ProductShape {
   WeightFormat format = WeightFormat::kMXFP8;
   int64_t n = 0;
   int64_t k = 0;
-  auto operator<=>(const ProductShape&) const = default;
+  auto operator<=>(const ProductShape&) const = default;  // NOLINT: its 0 is no pointer
 };
 
 // Whether the product is one of these: MXFP8 or NVFP4; N % 16 == 0 and K % 32 == 0, so that rows of every

@@ -34,7 +34,7 @@ struct SampleKey {
   uint64_t step = 0;
   uint64_t prompt_id = 0;
   uint32_t sample_index = 0;
-  auto operator<=>(const SampleKey&) const = default;
+  auto operator<=>(const SampleKey&) const = default;  // NOLINT: its 0 is no pointer
 };
 
 struct Sample {

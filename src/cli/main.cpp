@@ -1,11 +1,14 @@
 #include <cstdio>
+#include <exception>
 #include <string>
 
 #include "base/log.hpp"
 #include "cli/commands.hpp"
 
-int main(int argc, char** argv) {
-  using namespace accord;
+namespace accord {
+namespace {
+
+int run_command(int argc, char** argv) {
   CLI::App app{
       "accord: reinforcement learning of language models in low precision, the same policy everywhere"};
   app.set_version_flag("--version", cli::build_id());
@@ -66,4 +69,18 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "accord: error: %s\n", std::string(message_of(status)).c_str());
   }
   return static_cast<int>(exit_code(status));
+}
+
+}  // namespace
+}  // namespace accord
+
+int main(int argc, char** argv) {
+  try {
+    return accord::run_command(argc, argv);
+  } catch (const std::exception& e) {  // out of memory, say
+    std::fprintf(stderr, "accord: error: internal: %s\n", e.what());
+  } catch (...) {
+    std::fputs("accord: error: internal: an unknown exception\n", stderr);
+  }
+  return static_cast<int>(accord::ExitCode::kInternal);
 }

@@ -20,7 +20,7 @@ struct Location {
   int32_t source = 0;
   int32_t line = 1;  // from 1
   int32_t column = 1;
-  auto operator<=>(const Location&) const = default;
+  auto operator<=>(const Location&) const = default;  // NOLINT: its 0 is no pointer
 };
 
 struct Node {

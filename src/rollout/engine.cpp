@@ -258,7 +258,7 @@ StatusOr<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<Policy> policy,
 }
 
 StatusOr<std::vector<Sample>> Engine::generate(std::span<const Request> requests, const Callbacks& callbacks,
-                                               std::stop_token stop) {
+                                               const std::stop_token& stop) {
   Impl& impl = *impl_;
   const RequestLimits limits{.vocab_size = impl.policy->vocab_size(),
                              .max_positions = impl.policy->max_positions(),

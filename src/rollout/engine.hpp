@@ -98,7 +98,7 @@ class Engine {
   // ends the call with an error that names the sample. Returns kCancelled soon after a stop is requested.
   // Not reentrant.
   StatusOr<std::vector<Sample>> generate(std::span<const Request> requests, const Callbacks& callbacks = {},
-                                         std::stop_token stop = {});
+                                         const std::stop_token& stop = {});
 
   // Call after the weights that the model reads have changed, while no generate() runs. Keys and values
   // live no longer than one generate(), so none of an older version can be read.

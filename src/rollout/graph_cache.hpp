@@ -22,7 +22,7 @@ struct GraphKey {
   int32_t splits = 0;   // CudaModel::decode_splits
   bool record = false;  // the experts' ids are kept
 
-  auto operator<=>(const GraphKey&) const = default;
+  auto operator<=>(const GraphKey&) const = default;  // NOLINT: its 0 is no pointer
 };
 
 class GraphCache {

@@ -77,7 +77,7 @@ void check_policy(const Gpu& gpu, DevicePolicy policy) {
   for (size_t i = 0; i < want.samples.size(); ++i) {
     CAPTURE(i);
     const Sample& sample = want.samples[i];
-    CHECK(sample.logprobs.size() > 0);
+    CHECK(!sample.logprobs.empty());
     CHECK(different(sample.logprobs, logprobs[i]) == 0);
     const std::vector<uint8_t>& recorded = want.routing.at(sample.key);
     CHECK(recorded.empty() == !moe);

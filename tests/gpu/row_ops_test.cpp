@@ -389,6 +389,7 @@ TEST_CASE("rows: embedding and residual sums have the CPU's bits") {
     const std::vector<BF16> table = mixed<BF16>(1, kVocab, cols);
     std::vector<int32_t> tokens;
     Random random(4);
+    tokens.reserve(99);
     for (int i = 0; i < 99; ++i) tokens.push_back(static_cast<int32_t>(random.next() % kVocab));
     const Memory table_memory = gpu->upload(table);
     const Memory token_memory = gpu->upload(tokens);

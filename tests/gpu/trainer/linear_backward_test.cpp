@@ -186,6 +186,7 @@ TEST_CASE("experts have the CPU's backward, also those with few rows or none") {
     REQUIRE(offsets.size() == hw.size() + 1);
     const int64_t rows = offsets.back(), in = hw[0].gate.k, out = hw[0].gate.n;
     std::vector<int32_t> tokens;
+    tokens.reserve(static_cast<size_t>(rows));
     for (int32_t r = 0; r < rows; ++r) tokens.push_back((r * 31 + 7) % static_cast<int32_t>(kRows));
     const Values x(1, kRows * in), dgate(2, rows * out), dup(3, rows * out);
     std::vector<float> sorted_x, dx(static_cast<size_t>(rows * in));

@@ -254,7 +254,7 @@ TEST_CASE("block-scaled: algorithms that split a sum are passed over") {
 TEST_CASE("block-scaled: the arithmetic names version and algorithms") {
   const ProductShape small{WeightFormat::kNVFP4, 32, 64};
   const ProductShape large{WeightFormat::kMXFP8, 64, 64};
-  const auto arithmetic = [&](std::vector<ProductShape> shapes, int first, size_t version) {
+  const auto arithmetic = [&](const std::vector<ProductShape>& shapes, int first, size_t version) {
     accord::testing::set_faults({.first_algorithm = first});
     LtApi api = accord::testing::fake_cublaslt();
     api.version = version;
