@@ -1,10 +1,9 @@
 #include "text/parquet.hpp"
 
-#include <dlfcn.h>
-
 #include <filesystem>
 
 #include "base/files.hpp"
+#include "base/shared_library.hpp"
 #include "text/parquet_module.hpp"
 
 namespace accord::text {
@@ -22,14 +21,15 @@ StatusOr<ReadFunction> load_module(const std::string& file) {
     return recipe_error("{}: this program was built without Arrow C++ and reads no Parquet ({})", file,
                         kRemedy);
   }
-  void* module = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-  void* function = module == nullptr ? nullptr : dlsym(module, kParquetFunction);
-  if (function == nullptr) {
-    const char* reason = dlerror();
-    return recipe_error("{}: cannot be read as Parquet: {} ({})", file, reason == nullptr ? "" : reason,
-                        kRemedy);
-  }
-  return reinterpret_cast<ReadFunction>(function);
+  const auto refuse = [&](std::string_view reason) {
+    return recipe_error("{}: cannot be read as Parquet: {} ({})", file, reason, kRemedy);
+  };
+  StatusOr<SharedLibrary> module = SharedLibrary::open({path.string()});
+  if (!module.ok()) return refuse(message_of(module.status()));
+  ReadFunction function = nullptr;
+  module->find(kParquetFunction, function);
+  if (function == nullptr) return refuse(fmt::format("{} has no {}", path.string(), kParquetFunction));
+  return function;
 }
 
 struct Reading {
