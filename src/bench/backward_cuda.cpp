@@ -1,7 +1,7 @@
 // The operations of the trainer's backward (src/trainer/cuda_*_backward_cuda.cpp) and of an optimizer step.
 #include <algorithm>
 
-#include "bench/operations.hpp"
+#include "bench/layer_operations.hpp"
 #include "kernels/adamw/adamw_cuda.hpp"
 #include "kernels/attention/attention_cuda.hpp"
 #include "kernels/copy/copy_cuda.hpp"
@@ -23,19 +23,9 @@ namespace cuda = kernels::cuda;
 
 namespace {
 
-double d(int64_t x) { return static_cast<double>(x); }
-
-class Backward {
+class Backward : LayerOperations {
  public:
-  Backward(const Run& run, Table& table)
-      : bench_(run.bench),
-        config_(run.config),
-        phase_(run.phase),
-        index_(run.format),
-        format_(kFormats[run.format]),
-        s_(run.config, run.phase),
-        table_(table),
-        batch_(run.bench.gpu(), run.config, run.phase) {}
+  Backward(const Run& run, Table& table) : LayerOperations(run, table) {}
 
   void layer() {
     if (s_.moe) {
@@ -67,19 +57,18 @@ class Backward {
   void head(int64_t rows) {
     const int64_t logits = rows * s_.vocab;
     const Memory ones = bench_.gpu().upload(std::vector<float>(static_cast<size_t>(rows), 1.0F));
-    report("logprob", "log-probability", {4 * d(logits), 2 * d(logits), 0}, [&] {
-      cuda::logprob_backward(matrix_view(bench_.f32(logits), rows, s_.vocab), ones.as<float>(),
-                             batch_.tokens.as<int32_t>(), bench_.f32(rows), bench_.f32(rows),
-                             bench_.f32(rows), bench_.out<BF16>(logits), bench_.stream());
+    report("logprob", "log-probability", {4 * real(logits), 2 * real(logits), 0}, [&] {
+      cuda::logprob_backward(f32_rows(rows, s_.vocab), ones.as<float>(), batch_.tokens.as<int32_t>(),
+                             bench_.f32(rows), bench_.f32(rows), bench_.f32(rows), bench_.out<BF16>(logits),
+                             bench_.stream());
     });
     dgrad("LM head dX", rows, s_.vocab, s_.hidden, {});
     wgrad("LM head dW", rows, s_.vocab, s_.hidden);
     norm("final norm", rows, s_.hidden, false);
-    const double values = d(rows * s_.hidden);
+    const double values = real(rows * s_.hidden);
     report("copy", "scatter rows", {4 * values, 4 * values, 0}, [&] {
-      cuda::scatter_rows(
-          matrix_view(bench_.f32(rows * s_.hidden), rows, s_.hidden), batch_.row_ids.as<int32_t>(),
-          matrix_view(bench_.out<float>(s_.rows * s_.hidden), s_.rows, s_.hidden), bench_.stream());
+      cuda::scatter_rows(f32_rows(rows, s_.hidden), batch_.row_ids.as<int32_t>(), out_f32(s_.rows, s_.hidden),
+                         bench_.stream());
     });
     embedding();
   }
@@ -93,14 +82,8 @@ class Backward {
   bool by_columns() const { return format_ == WeightFormat::kMXFP8; }  // mode `quantized`
   bool dequantized() const { return format_ == WeightFormat::kNVFP4; }
 
-  void report(const std::string& op, const std::string& name, const Work& work,
-              const std::function<void()>& launch) {
-    if (table_.wants(op)) table_.add(index_, op, name, work, bench_.seconds(launch));
-  }
-  void absent(const std::string& name) { table_.add_none(index_, name); }
-
   void round(const std::string& name, int64_t count) {
-    report("linear", name, {4 * d(count), 2 * d(count), 0},
+    report("linear", name, {4 * real(count), 2 * real(count), 0},
            [&] { cuda::round_to_bf16(bench_.f32(count), count, bench_.out<BF16>(count), bench_.stream()); });
   }
 
@@ -110,10 +93,10 @@ class Backward {
         Memory::allocate(bench_.gpu().device(),
                          static_cast<size_t>(cuda::rmsnorm_backward_scratch(rows, cols)) * sizeof(float)));
     report("rmsnorm", name,
-           {6 * d(count) + (accumulate ? 4 * d(count) : 0), (accumulate ? 4 : 2) * d(count), 0}, [&] {
-             const MatrixView x = matrix_view(bench_.bf16(count), rows, cols);
-             const MatrixView dx = accumulate ? matrix_view(bench_.out<float>(count), rows, cols)
-                                              : matrix_view(bench_.out<BF16>(count), rows, cols);
+           {6 * real(count) + (accumulate ? 4 * real(count) : 0), (accumulate ? 4 : 2) * real(count), 0},
+           [&] {
+             const MatrixView x = bf16_rows(rows, cols);
+             const MatrixView dx = accumulate ? out_f32(rows, cols) : out_bf16(rows, cols);
              cuda::rmsnorm_backward(x, bench_.f32(rows), bench_.bf16(cols), bench_.f32(count), dx, accumulate,
                                     bench_.out<float>(cols), scratch.as<float>(), bench_.stream());
            });
@@ -121,9 +104,8 @@ class Backward {
 
   void swiglu() {
     const int64_t count = s_.sorted * s_.width;
-    report("swiglu", "swiglu", {8 * d(count), 4 * d(count), 0}, [&] {
-      cuda::swiglu_backward(matrix_view(bench_.bf16(count), s_.sorted, s_.width),
-                            matrix_view(bench_.bf16(count), s_.sorted, s_.width), bench_.f32(count),
+    report("swiglu", "swiglu", {8 * real(count), 4 * real(count), 0}, [&] {
+      cuda::swiglu_backward(bf16_rows(s_.sorted, s_.width), bf16_rows(s_.sorted, s_.width), bench_.f32(count),
                             bench_.out<BF16>(count), bench_.out<BF16>(count), bench_.stream());
     });
   }
@@ -132,12 +114,10 @@ class Backward {
     const int64_t count = s_.rows * width;
     const int64_t half = s_.head_dim / 2;
     const bool bf16 = !config_.qk_norm;
-    report("rope", name, {4 * d(count), (bf16 ? 2 : 4) * d(count), 0}, [&] {
+    report("rope", name, {4 * real(count), (bf16 ? 2 : 4) * real(count), 0}, [&] {
       const float* const angles = bench_.f32(phase_.length * half);
       cuda::rope_backward(bench_.f32(count), s_.rows, width, batch_.positions.as<int32_t>(),
-                          {angles, angles, half},
-                          bf16 ? matrix_view(bench_.out<BF16>(count), s_.rows, width)
-                               : matrix_view(bench_.out<float>(count), s_.rows, width),
+                          {angles, angles, half}, bf16 ? out_bf16(s_.rows, width) : out_f32(s_.rows, width),
                           bench_.stream());
     });
   }
@@ -152,8 +132,8 @@ class Backward {
     a.num_tiles = batch_.num_backward_tiles;
     const int64_t q = s_.rows * s_.q_width;
     const int64_t kv = s_.rows * s_.kv_width;
-    const double pairs = d(s_.rows) * d(phase_.length + 1) / 2;
-    const Work work{6 * d(q) + 4 * d(kv), 4 * d(q) + 8 * d(kv), 10 * pairs * d(s_.q_width)};
+    const double pairs = real(s_.rows) * real(phase_.length + 1) / 2;
+    const Work work{6 * real(q) + 4 * real(kv), 4 * real(q) + 8 * real(kv), 10 * pairs * real(s_.q_width)};
     report("attention", "attention", work, [&] {
       a.q = bench_.bf16(q);
       a.k = bench_.bf16(kv);
@@ -185,9 +165,9 @@ class Backward {
 
   void dgrad(const std::string& name, int64_t rows, int64_t n, int64_t k, const Linear& how) {
     cuda::GemmBackward g = backward(rows, k, n, n, how.bf16, how.accumulate);
-    const double out = (how.bf16 ? 2 : 4) * d(rows * k);
-    const Work work{2 * d(rows * n) + 2 * d(n * k) + (how.accumulate ? out : 0), out,
-                    2 * d(rows) * d(n) * d(k)};
+    const double out = (how.bf16 ? 2 : 4) * real(rows * k);
+    const Work work{2 * real(rows * n) + 2 * real(n * k) + (how.accumulate ? out : 0), out,
+                    2 * real(rows) * real(n) * real(k)};
     report("gemm", name, work, [&] {
       g.a = bench_.bf16(rows * n);
       g.b = bench_.bf16(n * k);
@@ -198,8 +178,8 @@ class Backward {
 
   void wgrad(const std::string& name, int64_t rows, int64_t n, int64_t k) {
     cuda::GemmBackward g = backward(n, k, rows, n, false, true);
-    const Work work{2 * d(rows * n) + 2 * d(rows * k) + 4 * d(n * k), 4 * d(n * k),
-                    2 * d(rows) * d(n) * d(k)};
+    const Work work{2 * real(rows * n) + 2 * real(rows * k) + 4 * real(n * k), 4 * real(n * k),
+                    2 * real(rows) * real(n) * real(k)};
     report("gemm", name, work, [&] {
       g.a = bench_.bf16(rows * n);
       g.b = bench_.bf16(rows * k);
@@ -233,19 +213,19 @@ class Backward {
       return;
     }
     const int64_t values = n * k;
-    report("linear", weight, {4 * d(count * values), 2 * d(count * values), 0}, [&] {
+    report("linear", weight, {4 * real(count * values), 2 * real(count * values), 0}, [&] {
       for (int64_t i = 0; i < count; ++i) {
-        cuda::mxfp8_columns(matrix_view(bench_.f32(values), n, k), nullptr, 0, formats::Element::kE4M3,
-                            bench_.out<BF16>(values), bench_.stream());
+        cuda::mxfp8_columns(f32_rows(n, k), nullptr, 0, formats::Element::kE4M3, bench_.out<BF16>(values),
+                            bench_.stream());
       }
     });
     rows_and_columns(gradient, rows, n, routed);
     if (how.input_made) return;
     const bool gathers = input_rows != rows;
-    report("linear", input, {2 * d(input_rows * k), 2 * d(rows * k), 0}, [&] {
-      MatrixView x = matrix_view(bench_.bf16(input_rows * k), input_rows, k);
+    report("linear", input, {2 * real(input_rows * k), 2 * real(rows * k), 0}, [&] {
+      MatrixView x = bf16_rows(input_rows, k);
       if (gathers) {
-        const MatrixView sorted = matrix_view(bench_.out<BF16>(rows * k), rows, k);
+        const MatrixView sorted = out_bf16(rows, k);
         cuda::gather_rows(x, routed->tokens.as<int32_t>(), sorted, bench_.stream());
         x = sorted;
       }
@@ -260,44 +240,36 @@ class Backward {
   }
 
   void decoded_weights(const std::string& name, int64_t n, int64_t k, int64_t count) {
-    const double values = d(count * n * k);
+    const double values = real(count * n * k);
     report("formats", name, {weight_bytes(format_, values), 2 * values, 0}, [&] {
       for (int64_t i = 0; i < count; ++i) {
         const cuda::GemmWeight w = bench_.weight(format_, n, k);
         formats::cuda::dequantize_nvfp4(static_cast<const uint8_t*>(w.data), w.scales, w.outer,
-                                        formats::Nvfp4Scope::kTensor, 448,
-                                        matrix_view(bench_.out<BF16>(n * k), n, k), bench_.stream());
+                                        formats::Nvfp4Scope::kTensor, 448, out_bf16(n, k), bench_.stream());
       }
     });
   }
 
   // Quantized as the forward did, and decoded.
   void rows_operand(const std::string& name, int64_t rows, int64_t cols) {
-    const int64_t values = rows * cols;
-    const double codes = weight_bytes(format_, d(values));
-    report("formats", name, {2 * d(values) + codes, codes + 2 * d(values), 0}, [&] {
-      auto* const q = bench_.out<uint8_t>(values);
-      auto* const scales = bench_.out<uint8_t>(values / formats::kNvfp4Block);
-      auto* const outer = bench_.out<float>(rows);
-      formats::Nvfp4Options options;
-      options.scope = formats::Nvfp4Scope::kToken;
-      formats::cuda::quantize_nvfp4(matrix_view(bench_.bf16(values), rows, cols), options, {q, scales, outer},
-                                    nullptr, nullptr, bench_.stream());
-      formats::cuda::dequantize_nvfp4(q, scales, outer, options.scope, options.range,
-                                      matrix_view(bench_.out<BF16>(values), rows, cols), bench_.stream());
+    const double values = real(rows * cols);
+    const double bytes = quantized_bytes(rows * cols);
+    report("formats", name, {2 * values + bytes, bytes + 2 * values, 0}, [&] {
+      const Codes c = codes(rows, cols);
+      quantize_rows(bf16_rows(rows, cols), c);
+      formats::cuda::dequantize_nvfp4(c.q, c.scales, c.outer, formats::Nvfp4Scope::kToken, 448,
+                                      out_bf16(rows, cols), bench_.stream());
     });
   }
 
   void rows_and_columns(const std::string& name, int64_t rows, int64_t cols, const Routed* routed) {
-    const int64_t values = rows * cols;
-    const double codes = weight_bytes(format_, d(values));
-    report("linear", name, {4 * d(values) + codes, codes + 4 * d(values), 0}, [&] {
-      const MatrixView dy = matrix_view(bench_.bf16(values), rows, cols);
-      auto* const q = bench_.out<uint8_t>(values);
-      auto* const scales = bench_.out<uint8_t>(values / 32);
-      formats::cuda::quantize_mxfp8_rows(dy, q, scales, formats::Element::kE4M3, bench_.stream());
-      formats::cuda::dequantize_mxfp8_rows(q, scales, formats::Element::kE4M3,
-                                           matrix_view(bench_.out<BF16>(values), rows, cols),
+    const double values = real(rows * cols);
+    const double bytes = quantized_bytes(rows * cols);
+    report("linear", name, {4 * values + bytes, bytes + 4 * values, 0}, [&] {
+      const MatrixView dy = bf16_rows(rows, cols);
+      const Codes c = codes(rows, cols);
+      quantize_rows(dy, c);
+      formats::cuda::dequantize_mxfp8_rows(c.q, c.scales, formats::Element::kE4M3, out_bf16(rows, cols),
                                            bench_.stream());
       columns(dy, routed);
     });
@@ -307,16 +279,15 @@ class Backward {
 
   void experts() {
     const Routed routed(bench_, config_, s_);
-    const double values = d(s_.rows * s_.hidden);
-    const double sorted = d(s_.sorted * s_.hidden);
+    const double values = real(s_.rows * s_.hidden);
+    const double sorted = real(s_.sorted * s_.hidden);
     report("moe", "combine", {4 * values + 2 * sorted, 2 * sorted, 0}, [&] {
       cuda::moe_combine_backward(
-          bench_.f32(s_.rows * s_.hidden), s_.hidden,
-          matrix_view(bench_.bf16(s_.sorted * s_.hidden), s_.sorted, s_.hidden), routed.tokens.as<int32_t>(),
-          routed.slots.as<int32_t>(), routed.weights.as<float>(), s_.slots,
+          bench_.f32(s_.rows * s_.hidden), s_.hidden, bf16_rows(s_.sorted, s_.hidden),
+          routed.tokens.as<int32_t>(), routed.slots.as<int32_t>(), routed.weights.as<float>(), s_.slots,
           bench_.out<BF16>(s_.sorted * s_.hidden), bench_.out<float>(s_.sorted), bench_.stream());
     });
-    report("router", "router", {4 * d(s_.rows * s_.experts), 2 * d(s_.rows * s_.experts), 0}, [&] {
+    report("router", "router", {4 * real(s_.rows * s_.experts), 2 * real(s_.rows * s_.experts), 0}, [&] {
       cuda::router_backward(routed.rule, bench_.f32(s_.rows * s_.experts), routed.ids.as<int32_t>(),
                             bench_.f32(s_.sorted), s_.rows, bench_.out<BF16>(s_.rows * s_.experts),
                             bench_.stream());
@@ -346,20 +317,20 @@ class Backward {
     }
     const Memory weight_table = bench_.gpu().upload(weights);
     const Memory output_table = bench_.gpu().upload(outputs);
-    const double flops = 2 * d(s_.sorted) * d(n) * d(k);
+    const double flops = 2 * real(s_.sorted) * real(n) * real(k);
     cuda::GemmGroups groups = routed.groups;
     groups.experts = weight_table.as<cuda::GemmWeight>();
     cuda::GemmBackward dx = backward(s_.sorted, k, n, n, false, how.accumulate);
     dx.groups = &groups;
-    const double out = 4 * d(s_.sorted * k);
-    report(
-        "gemm", name + " dX",
-        {2 * d(s_.sorted * n) + 2 * d(routed.used_experts * n * k) + (how.accumulate ? out : 0), out, flops},
-        [&] {
-          dx.a = bench_.bf16(s_.sorted * n);
-          dx.c.data = bench_.out<float>(s_.sorted * k);
-          cuda::gemm_dgrad(dx, bench_.stream());
-        });
+    const double out = 4 * real(s_.sorted * k);
+    report("gemm", name + " dX",
+           {2 * real(s_.sorted * n) + 2 * real(routed.used_experts * n * k) + (how.accumulate ? out : 0), out,
+            flops},
+           [&] {
+             dx.a = bench_.bf16(s_.sorted * n);
+             dx.c.data = bench_.out<float>(s_.sorted * k);
+             cuda::gemm_dgrad(dx, bench_.stream());
+           });
     cuda::GemmBackward dw = backward(n, k, 0, n, false, true);
     dw.num_experts = static_cast<int32_t>(s_.experts);
     dw.offsets = routed.offsets.as<int32_t>();
@@ -367,15 +338,15 @@ class Backward {
     const bool in_product = gathers && !by_columns();
     dw.b_gather = in_product ? routed.tokens.as<int32_t>() : nullptr;
     dw.outputs = static_cast<void* const*>(output_table.data());
-    const double gradients = 4 * d(s_.experts * n * k);
-    report(
-        "gemm", name + " dW",
-        {2 * d(s_.sorted * n) + 2 * d((in_product ? s_.rows : s_.sorted) * k) + gradients, gradients, flops},
-        [&] {
-          dw.a = bench_.bf16(s_.sorted * n);
-          dw.b = bench_.bf16((in_product ? s_.rows : s_.sorted) * k);
-          cuda::gemm_wgrad(dw, bench_.stream());
-        });
+    const double gradients = 4 * real(s_.experts * n * k);
+    report("gemm", name + " dW",
+           {2 * real(s_.sorted * n) + 2 * real((in_product ? s_.rows : s_.sorted) * k) + gradients, gradients,
+            flops},
+           [&] {
+             dw.a = bench_.bf16(s_.sorted * n);
+             dw.b = bench_.bf16((in_product ? s_.rows : s_.sorted) * k);
+             cuda::gemm_wgrad(dw, bench_.stream());
+           });
   }
 
   // Every token of the batch once.
@@ -391,21 +362,12 @@ class Backward {
     const Memory offset_memory = bench_.gpu().upload(offsets);
     const cuda::TokenRows rows{token_memory.as<int32_t>(), offset_memory.as<int32_t>(),
                                batch_.row_ids.as<int32_t>(), static_cast<int32_t>(different)};
-    const double table = 4 * d(different * s_.hidden);
-    report("embedding", "embedding", {4 * d(s_.rows * s_.hidden) + table, table, 0}, [&] {
+    const double table = 4 * real(different * s_.hidden);
+    report("embedding", "embedding", {4 * real(s_.rows * s_.hidden) + table, table, 0}, [&] {
       cuda::embedding_backward(rows, bench_.f32(s_.rows * s_.hidden), s_.hidden,
                                bench_.out<float>(s_.vocab * s_.hidden), bench_.stream());
     });
   }
-
-  DeviceBench& bench_;
-  const ModelConfig& config_;
-  const Phase phase_;
-  const size_t index_;
-  const WeightFormat format_;
-  const Sizes s_;
-  Table& table_;
-  const DeviceBatch batch_;
 };
 
 }  // namespace

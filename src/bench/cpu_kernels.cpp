@@ -34,8 +34,6 @@ constexpr int64_t kRows = 64;
 constexpr int64_t kContext = 256;
 constexpr float kEps = 1e-6F;
 
-double d(int64_t x) { return static_cast<double>(x); }
-
 std::vector<BF16> normal_bf16(int64_t count, uint64_t seed) {
   constexpr double kScale = 0.05;
   PhiloxStream random(seed, 0);
@@ -91,7 +89,7 @@ double linear_seconds(const Weight& weight, int64_t m) {
 Ceilings measure() {
   Ceilings c = cpu_bandwidth();
   c.product_size = kProduct;
-  c.product = 2.0 * d(kProduct * kProduct * kProduct) /
+  c.product = 2.0 * real(kProduct * kProduct * kProduct) /
               linear_seconds(Weight(WeightFormat::kBF16, kProduct, kProduct), kProduct);
   volatile int sink = 0;
   c.launch_seconds = cpu_seconds([&] { sink = sink + 1; });
@@ -125,7 +123,8 @@ class CpuLayer {
                                        {"down", s_.hidden, s_.width}}) {
         const Weight weight(kFormats[i], n, k);
         for (const int64_t m : {int64_t{1}, int64_t{16}, kRows}) {
-          const Work work{weight_bytes(kFormats[i], d(n * k)) + 2 * d(m * k), 2 * d(m * n), 2 * d(m * n * k)};
+          const Work work{weight_bytes(kFormats[i], real(n * k)) + 2 * real(m * k), 2 * real(m * n),
+                          2 * real(m * n * k)};
           table_.add(i, "linear", fmt::format("{}, {} rows, {} x {}", name, m, n, k), work,
                      linear_seconds(weight, m));
         }
@@ -139,14 +138,14 @@ class CpuLayer {
     const std::vector<BF16> weight = normal_bf16(s_.hidden, 2);
     const MatrixView in = matrix_view(x.data(), kRows, s_.hidden);
     const MatrixView out = matrix_view(y.data(), kRows, s_.hidden);
-    const double values = d(kRows * s_.hidden);
+    const double values = real(kRows * s_.hidden);
     report("rmsnorm", "norm", 0, {2 * values, 2 * values, 0},
            [&] { kernels::rms_norm(in, weight.data(), kEps, out, nullptr); });
     report("embedding", "add", 0, {4 * values, 2 * values, 0}, [&] { kernels::add_rows(in, in, out); });
     std::vector<BF16> gate = normal_bf16(kRows * s_.width, 3);
     std::vector<BF16> act(gate.size());
     const MatrixView wide = matrix_view(gate.data(), kRows, s_.width);
-    report("swiglu", "swiglu", 0, {4 * d(kRows * s_.width), 2 * d(kRows * s_.width), 0},
+    report("swiglu", "swiglu", 0, {4 * real(kRows * s_.width), 2 * real(kRows * s_.width), 0},
            [&] { kernels::swiglu(wide, wide, matrix_view(act.data(), kRows, s_.width)); });
     kernels::RopeTable table(config_.head_dim, config_.rope_theta, config_.rope_scaling);
     table.ensure(kRows);
@@ -154,7 +153,7 @@ class CpuLayer {
     std::iota(positions.begin(), positions.end(), 0);
     std::vector<BF16> q = normal_bf16(kRows * s_.q_width, 4);
     std::vector<BF16> turned(q.size());
-    report("rope", "rotary q", 0, {2 * d(kRows * s_.q_width), 2 * d(kRows * s_.q_width), 0}, [&] {
+    report("rope", "rotary q", 0, {2 * real(kRows * s_.q_width), 2 * real(kRows * s_.q_width), 0}, [&] {
       kernels::apply_rope(matrix_view(q.data(), kRows, s_.q_width), positions.data(), table,
                           matrix_view(turned.data(), kRows, s_.q_width), nullptr);
     });
@@ -173,11 +172,11 @@ class CpuLayer {
       std::vector<float> lse(static_cast<size_t>(rows * s_.heads));
       const kernels::Segment segment{0, static_cast<int32_t>(rows), static_cast<int32_t>(kContext - rows),
                                      pages.data()};
-      const double pairs = d(rows * (kContext - rows) + rows * (rows + 1) / 2);
-      const double moved = 2 * d(rows * s_.q_width);
+      const double pairs = real(rows * (kContext - rows) + rows * (rows + 1) / 2);
+      const double moved = 2 * real(rows * s_.q_width);
       kernels::Workspace scratch;
       report("attention", fmt::format("attention, {} rows at context {}", rows, kContext), 0,
-             {4 * d(kContext * s_.kv_width) + moved, moved, 4 * pairs * d(s_.q_width)}, [&] {
+             {4 * real(kContext * s_.kv_width) + moved, moved, 4 * pairs * real(s_.q_width)}, [&] {
                for (int64_t h = 0; h < s_.kv_heads; ++h) {
                  kernels::attention(matrix_view(q.data(), rows, s_.q_width), kv, segment, 0, rows, h,
                                     {s_.heads, s_.kv_heads, s_.head_dim},
@@ -203,30 +202,30 @@ class CpuLayer {
       }
     };
     route();  // the next ones need ids
-    const double read = 4 * d(kRows * s_.experts);
-    report("router", "route", 0, {read, read + 8 * d(s_.sorted), 0}, route);
+    const double read = 4 * real(kRows * s_.experts);
+    report("router", "route", 0, {read, read + 8 * real(s_.sorted), 0}, route);
     std::vector<int32_t> offsets(static_cast<size_t>(s_.experts) + 1);
     std::vector<int32_t> tokens(ids.size()), slots(ids.size()), slot_rows(ids.size());
     const kernels::ExpertOrder order{offsets.data(), tokens.data(), slots.data(), slot_rows.data()};
     const auto sort = [&] { kernels::sort_by_expert(ids, s_.experts, s_.slots, order); };
     sort();
-    report("moe", "sort by expert", 0, {4 * d(s_.sorted), 12 * d(s_.sorted), 0}, sort);
+    report("moe", "sort by expert", 0, {4 * real(s_.sorted), 12 * real(s_.sorted), 0}, sort);
     std::vector<BF16> x = normal_bf16(kRows * s_.hidden, 2);
     std::vector<BF16> down = normal_bf16(s_.sorted * s_.hidden, 3);
     std::vector<BF16> y(x.size());
-    report("moe", "combine", 0,
-           {2 * d(kRows * s_.hidden) + 2 * d(s_.sorted * s_.hidden), 2 * d(kRows * s_.hidden), 0}, [&] {
-             kernels::combine_experts(matrix_view(x.data(), kRows, s_.hidden),
-                                      matrix_view(down.data(), s_.sorted, s_.hidden), weights.data(),
-                                      slot_rows.data(), s_.slots, 0, kRows,
-                                      matrix_view(y.data(), kRows, s_.hidden));
-           });
+    report(
+        "moe", "combine", 0,
+        {2 * real(kRows * s_.hidden) + 2 * real(s_.sorted * s_.hidden), 2 * real(kRows * s_.hidden), 0}, [&] {
+          kernels::combine_experts(
+              matrix_view(x.data(), kRows, s_.hidden), matrix_view(down.data(), s_.sorted, s_.hidden),
+              weights.data(), slot_rows.data(), s_.slots, 0, kRows, matrix_view(y.data(), kRows, s_.hidden));
+        });
   }
 
   void vocabulary() {
     const std::vector<float> logits = normal_f32(s_.vocab, 1);
     volatile float sink = 0.0F;
-    report("logprob", "log-probability of one row", 0, {4 * d(s_.vocab), 0, 0},
+    report("logprob", "log-probability of one row", 0, {4 * real(s_.vocab), 0, 0},
            [&] { sink = kernels::token_logprob(logits.data(), s_.vocab, 1, 1.0F); });
     rollout::SamplerScratch scratch;
     for (const auto& [name, top_p, top_k] :
@@ -235,7 +234,7 @@ class CpuLayer {
       SamplingParams params;
       params.top_p = top_p;
       params.top_k = top_k;
-      report("sampler", name, 0, {4 * d(s_.vocab), 0, 0},
+      report("sampler", name, 0, {4 * real(s_.vocab), 0, 0},
              [&] { sink = must(rollout::draw_token(logits, params, uint64_t{1} << 63, scratch)).logprob; });
     }
   }
@@ -260,9 +259,9 @@ void format_table(const KernelRun& run, const Ceilings& ceilings) {
                                          matrix_view(wide.data(), kFormatRows, kCols)};
   for (size_t i = 0; i < inputs.size(); ++i) {
     const MatrixView x = inputs[i];
-    const double bytes = d(size_of(x.dtype)) * d(kFormatRows * kCols);
+    const double bytes = real(size_of(x.dtype)) * real(kFormatRows * kCols);
     const auto report = [&](const std::string& name, WeightFormat format, const std::function<void()>& work) {
-      table.add(i, "formats", name, {bytes, weight_bytes(format, d(kFormatRows * kCols)), 0},
+      table.add(i, "formats", name, {bytes, weight_bytes(format, real(kFormatRows * kCols)), 0},
                 cpu_seconds(work));
     };
     report("MXFP8, rows", WeightFormat::kMXFP8,
@@ -294,10 +293,9 @@ void run_cpu_kernels(const KernelRun& run) {
   run.report.note =
       "one thread, processor time; timings of a CPU are noisy: compare figures of one idle machine only";
   run.print(fmt::format("{}: {}\n{}\n", run.report.device, to_text(run.report.ceilings), run.report.note));
-  std::vector<std::string> columns;
-  for (const WeightFormat format : kFormats) columns.emplace_back(format_name(format));
   for (const Shape& shape : run.shapes) {
-    Table table(run.report.ceilings, fmt::format("{}, {} rows", shape.name, kRows), columns, run.options.op);
+    Table table(run.report.ceilings, fmt::format("{}, {} rows", shape.name, kRows), format_columns(),
+                run.options.op);
     CpuLayer(shape.config, table).run();
     run.finish(std::move(table));
   }

@@ -35,7 +35,7 @@ struct Routed {
   kernels::RouterRule rule;
   Memory scores, ids, weights, offsets, tokens, slots, slot_rows, scratch, tiles, num_tiles;
   kernels::cuda::GemmGroups groups;
-  int32_t list_size = 0;  // entries of `tiles`
+  int32_t list_size = 0;        // entries of `tiles`
   std::vector<int32_t> begins;  // `offsets` on the host
   int64_t used_experts = 0;
 };

@@ -38,12 +38,6 @@ Rows rows_of(const Shape& shape) {
   return {{true, 128, length}, {false, sequences * length, length}};
 }
 
-std::vector<std::string> format_columns() {
-  std::vector<std::string> columns;
-  for (const WeightFormat format : kFormats) columns.emplace_back(format_name(format));
-  return columns;
-}
-
 std::string title(const Shape& shape, const char* what, const Phase& phase) {
   return fmt::format("{}, {}: {} rows {} {}", shape.name, what, phase.rows,
                      phase.decode ? "at context" : "in sequences of", phase.length);

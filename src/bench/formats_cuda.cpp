@@ -126,6 +126,7 @@ class Formats {
 void format_table(const KernelRun& run, DeviceBench& bench, bool tiny) {
   const auto& sizes = tiny ? kTinySizes : kSizes;
   std::vector<std::string> columns;
+  columns.reserve(sizes.size());
   for (const int64_t size : sizes) columns.push_back(bytes_text(static_cast<double>(size)) + " of input");
   Table table(bench.ceilings(), fmt::format("quantizers, rows of {}", kCols), columns, run.options.op);
   Formats formats(bench, table);

@@ -1,10 +1,9 @@
 // The operations of src/model/cuda_layer_cuda.cpp.
 #include <algorithm>
 
-#include "bench/operations.hpp"
+#include "bench/launches.hpp"
+#include "bench/layer_operations.hpp"
 #include "kernels/embedding/embedding_cuda.hpp"
-#include "kernels/formats/mxfp8_cuda.hpp"
-#include "kernels/formats/nvfp4_cuda.hpp"
 #include "kernels/logprob/logprob_cuda.hpp"
 #include "kernels/moe/moe_cuda.hpp"
 #include "kernels/rmsnorm/rmsnorm_cuda.hpp"
@@ -24,20 +23,9 @@ constexpr int64_t kWeightTables = 4;
 constexpr int64_t kLogitsElements = int64_t{1} << 27;  // of the trainer's chunk
 constexpr int64_t kMaxHeadRows = 4096;
 
-double d(int64_t x) { return static_cast<double>(x); }
-
-class Forward {
+class Forward : LayerOperations {
  public:
-  Forward(const Run& run, Table& table)
-      : bench_(run.bench),
-        config_(run.config),
-        phase_(run.phase),
-        index_(run.format),
-        format_(kFormats[run.format]),
-        s_(run.config, run.phase),
-        keep_(!run.phase.decode),
-        table_(table),
-        batch_(run.bench.gpu(), run.config, run.phase) {}
+  Forward(const Run& run, Table& table) : LayerOperations(run, table), keep_(!run.phase.decode) {}
 
   void layer() {
     // A decode step's dense layers leave their last sum to the next layer's norm.
@@ -61,63 +49,38 @@ class Forward {
 
   void head(int64_t rows) {
     const int64_t values = rows * s_.hidden;
-    report("embedding", "embedding rows", {2 * d(values), 2 * d(values), 0}, [&] {
+    report("embedding", "embedding rows", {2 * real(values), 2 * real(values), 0}, [&] {
       cuda::embed_rows(bench_.bf16(s_.vocab * s_.hidden), batch_.tokens.as<int32_t>(), rows,
                        out_bf16(rows, s_.hidden), bench_.stream());
     });
-    report("moe", "gather rows", {2 * d(values), 2 * d(values), 0}, [&] {
-      cuda::gather_rows(in(s_.rows, s_.hidden), batch_.row_ids.as<int32_t>(), out_bf16(rows, s_.hidden),
-                        bench_.stream());
+    report("moe", "gather rows", {2 * real(values), 2 * real(values), 0}, [&] {
+      cuda::gather_rows(bf16_rows(s_.rows, s_.hidden), batch_.row_ids.as<int32_t>(),
+                        out_bf16(rows, s_.hidden), bench_.stream());
     });
     norm("final norm", rows, {});
     product("LM head", WeightFormat::kBF16, rows, s_.vocab, s_.hidden, /*bf16=*/false);
-    const double logits = 4 * d(rows * s_.vocab);
+    const double logits = 4 * real(rows * s_.vocab);
     if (phase_.decode) {
       const Memory requests =
           bench_.gpu().upload(std::vector<cuda::DrawRequest>(static_cast<size_t>(rows), {.random = 1}));
       report("sampler", "draw", {logits, 0, 0}, [&] {
-        cuda::draw_tokens(matrix_view(bench_.f32(rows * s_.vocab), rows, s_.vocab),
-                          requests.as<cuda::DrawRequest>(), bench_.out<cuda::DrawResult>(rows),
-                          bench_.stream());
+        cuda::draw_tokens(f32_rows(rows, s_.vocab), requests.as<cuda::DrawRequest>(),
+                          bench_.out<cuda::DrawResult>(rows), bench_.stream());
       });
       return;
     }
     const Memory ones = bench_.gpu().upload(std::vector<float>(static_cast<size_t>(rows), 1.0F));
     report("logprob", "log-probability", {logits, 0, 0}, [&] {
-      cuda::token_logprobs(matrix_view(bench_.f32(rows * s_.vocab), rows, s_.vocab), ones.as<float>(),
-                           batch_.tokens.as<int32_t>(), bench_.out<float>(rows), bench_.out<float>(rows),
-                           bench_.stream());
+      cuda::token_logprobs(f32_rows(rows, s_.vocab), ones.as<float>(), batch_.tokens.as<int32_t>(),
+                           bench_.out<float>(rows), bench_.out<float>(rows), bench_.stream());
     });
   }
 
  private:
   bool quantized() const { return format_ != WeightFormat::kBF16; }
-  double quantized_bytes(int64_t values) const { return weight_bytes(format_, d(values)); }
-
-  MatrixView in(int64_t rows, int64_t cols) { return matrix_view(bench_.bf16(rows * cols), rows, cols); }
-  MatrixView out_bf16(int64_t rows, int64_t cols) {
-    return matrix_view(bench_.out<BF16>(rows * cols), rows, cols);
-  }
-
-  void report(const std::string& op, const std::string& name, const Work& work,
-              const std::function<void()>& launch) {
-    if (table_.wants(op)) table_.add(index_, op, name, work, bench_.seconds(launch));
-  }
-  void absent(const std::string& name) { table_.add_none(index_, name); }
-
-  struct Codes {
-    uint8_t* q;
-    uint8_t* scales;
-    float* outer;
-    BF16* operand;
-  };
-  Codes codes(int64_t rows, int64_t cols) {
-    return {bench_.out<uint8_t>(rows * cols), bench_.out<uint8_t>(rows * cols / formats::kNvfp4Block),
-            bench_.out<float>(rows), bench_.out<BF16>(rows * cols)};
-  }
 
   // Products take BF16 that stands for what was stored: written with it.
-  double operand_bytes(int64_t values) const { return quantized_bytes(values) + 2 * d(values); }
+  double operand_bytes(int64_t values) const { return quantized_bytes(values) + 2 * real(values); }
 
   struct Norm {
     bool fuse = false;  // with the quantizer of this format, when it has one
@@ -125,7 +88,7 @@ class Forward {
     bool keep = false;  // the normed rows in any case
   };
   void norm(const std::string& name, int64_t rows, const Norm& kind) {
-    const double values = d(rows * s_.hidden);
+    const double values = real(rows * s_.hidden);
     const bool fused = kind.fuse && quantized();
     const bool writes = keep_ || kind.keep || !fused;
     const Work work{(kind.sum ? 4 : 2) * values,
@@ -133,45 +96,46 @@ class Forward {
                         (fused ? operand_bytes(rows * s_.hidden) : 0),
                     0};
     report("rmsnorm", name, work, [&] {
-      const MatrixView x = in(rows, s_.hidden);
+      const MatrixView x = bf16_rows(rows, s_.hidden);
       MatrixView y = out_bf16(rows, s_.hidden);
       if (!writes) y.data = nullptr;
       const BF16* const weight = bench_.bf16(s_.hidden);
       auto* const inv_rms = bench_.out<float>(rows);
       const Codes c = codes(rows, s_.hidden);
+      auto* const operand = bench_.out<BF16>(rows * s_.hidden);
       cuda::Residual residual;
-      if (kind.sum) residual = {in(rows, s_.hidden), out_bf16(rows, s_.hidden)};
+      if (kind.sum) residual = {bf16_rows(rows, s_.hidden), out_bf16(rows, s_.hidden)};
       if (!fused) {
         cuda::rms_norm(x, weight, kEps, y, inv_rms, bench_.stream(), residual);
       } else if (format_ == WeightFormat::kMXFP8) {
-        cuda::rms_norm_mxfp8(x, weight, kEps, y, inv_rms, c.q, c.scales, bench_.stream(), c.operand,
-                             residual);
+        cuda::rms_norm_mxfp8(x, weight, kEps, y, inv_rms, c.q, c.scales, bench_.stream(), operand, residual);
       } else {
         cuda::rms_norm_nvfp4(x, weight, kEps, y, inv_rms, {c.q, c.scales, c.outer}, FourOverSix::kNone, 448,
-                             bench_.stream(), c.operand, residual);
+                             bench_.stream(), operand, residual);
       }
     });
   }
 
   void swiglu() {
     const int64_t rows = s_.sorted;
-    const double values = d(rows * s_.width);
+    const double values = real(rows * s_.width);
     const bool writes = keep_ || !quantized();
     const Work work{4 * values,
                     (writes ? 2 * values : 0) + (quantized() ? operand_bytes(rows * s_.width) : 0), 0};
     report("swiglu", "swiglu, quantized", work, [&] {
-      const MatrixView gate = in(rows, s_.width);
-      const MatrixView up = in(rows, s_.width);
+      const MatrixView gate = bf16_rows(rows, s_.width);
+      const MatrixView up = bf16_rows(rows, s_.width);
       MatrixView y = out_bf16(rows, s_.width);
       if (!writes) y.data = nullptr;
       const Codes c = codes(rows, s_.width);
+      auto* const operand = bench_.out<BF16>(rows * s_.width);
       if (!quantized()) {
         cuda::swiglu(gate, up, y, bench_.stream());
       } else if (format_ == WeightFormat::kMXFP8) {
-        cuda::swiglu_mxfp8(gate, up, y, c.q, c.scales, bench_.stream(), c.operand);
+        cuda::swiglu_mxfp8(gate, up, y, c.q, c.scales, bench_.stream(), operand);
       } else {
         cuda::swiglu_nvfp4(gate, up, y, {c.q, c.scales, c.outer}, FourOverSix::kNone, 448, bench_.stream(),
-                           c.operand);
+                           operand);
       }
     });
   }
@@ -181,53 +145,24 @@ class Forward {
       absent(name);
       return;
     }
-    report("formats", name, {2 * d(rows * cols), operand_bytes(rows * cols), 0}, [&] {
-      const MatrixView x = in(rows, cols);
-      const Codes c = codes(rows, cols);
-      if (format_ == WeightFormat::kMXFP8) {
-        formats::cuda::quantize_mxfp8_rows(x, c.q, c.scales, formats::Element::kE4M3, bench_.stream(),
-                                           c.operand);
-      } else {
-        formats::Nvfp4Options options;
-        options.scope = formats::Nvfp4Scope::kToken;
-        formats::cuda::quantize_nvfp4(x, options, {c.q, c.scales, c.outer}, nullptr, nullptr, bench_.stream(),
-                                      c.operand);
-      }
-    });
-  }
-
-  cuda::GemmForward product_of(WeightFormat format, int64_t rows, int64_t n, int64_t k, bool bf16) {
-    cuda::GemmForward g;
-    g.format = format;
-    g.m = rows;
-    g.n = n;
-    g.k = k;
-    g.lda = k;
-    g.c = {nullptr, n, bf16, false};
-    return g;
+    report("formats", name, {2 * real(rows * cols), operand_bytes(rows * cols), 0},
+           [&] { quantize_rows(bf16_rows(rows, cols), codes(rows, cols), bench_.out<BF16>(rows * cols)); });
   }
 
   void product(const std::string& name, WeightFormat format, int64_t rows, int64_t n, int64_t k, bool bf16) {
-    cuda::GemmForward g = product_of(format, rows, n, k, bf16);
-    const Work work{weight_bytes(format, d(n * k)) + 2 * d(rows * k), (bf16 ? 2 : 4) * d(rows * n),
-                    2 * d(rows) * d(n) * d(k)};
-    report("gemm", name, work, [&] {
-      g.a = bench_.bf16(rows * k);
-      g.a_outer = format == WeightFormat::kNVFP4 ? bench_.f32(rows) : nullptr;
-      g.b = bench_.weight(format, n, k);
-      g.c.data = bench_.room((bf16 ? 2 : 4) * rows * n);
-      cuda::gemm_forward(g, bench_.stream());
-    });
+    Product launch(bench_, format, rows, n, k, bf16);
+    report("gemm", name, launch.work(), [&] { launch(); });
   }
   // Of one input.
   void projections(const std::string& name, const std::vector<int64_t>& widths, int64_t k) {
     int64_t n = 0;
     for (const int64_t width : widths) n += width;
-    const Work work{weight_bytes(format_, d(n * k)) + 2 * d(s_.rows * k), 2 * d(s_.rows * n),
-                    2 * d(s_.rows) * d(n) * d(k)};
+    const Work work{weight_bytes(format_, real(n * k)) + 2 * real(s_.rows * k), 2 * real(s_.rows * n),
+                    2 * real(s_.rows) * real(n) * real(k)};
     report("gemm", name, work, [&] {
       std::vector<cuda::GemmForward> products;
-      cuda::GemmForward g = product_of(format_, s_.rows, n, k, true);
+      products.reserve(widths.size());
+      cuda::GemmForward g = forward_product(format_, s_.rows, n, k, true);
       g.a = bench_.bf16(s_.rows * k);
       g.a_outer = format_ == WeightFormat::kNVFP4 ? bench_.f32(s_.rows) : nullptr;
       g.b_at_rest = true;
@@ -244,7 +179,7 @@ class Forward {
   void rope() {
     const int64_t half = s_.head_dim / 2;
     const int64_t positions = phase_.length;
-    const double values = d(s_.rows * (s_.q_width + 2 * s_.kv_width));
+    const double values = real(s_.rows * (s_.q_width + 2 * s_.kv_width));
     const std::string name = config_.qk_norm ? "norms of q and k, rotary, k and v into the cache"
                                              : "rotary q and k, k and v into the cache";
     report("rope", name, {2 * values, 2 * values, 0}, [&] {
@@ -255,51 +190,25 @@ class Forward {
         norms = {weight, weight, kEps, bench_.out<float>(s_.rows * s_.heads),
                  bench_.out<float>(s_.rows * s_.kv_heads)};
       }
-      cuda::rope_to_cache({in(s_.rows, s_.q_width), in(s_.rows, s_.kv_width), in(s_.rows, s_.kv_width),
-                           out_bf16(s_.rows, s_.q_width), out_bf16(phase_.cache_rows(), s_.kv_width),
-                           out_bf16(phase_.cache_rows(), s_.kv_width), batch_.positions.as<int32_t>(),
-                           batch_.rows.as<int32_t>(), norms},
-                          {angles, angles, half}, bench_.stream());
+      cuda::rope_to_cache(
+          {bf16_rows(s_.rows, s_.q_width), bf16_rows(s_.rows, s_.kv_width), bf16_rows(s_.rows, s_.kv_width),
+           out_bf16(s_.rows, s_.q_width), out_bf16(phase_.cache_rows(), s_.kv_width),
+           out_bf16(phase_.cache_rows(), s_.kv_width), batch_.positions.as<int32_t>(),
+           batch_.rows.as<int32_t>(), norms},
+          {angles, angles, half}, bench_.stream());
     });
   }
 
   void attention() {
-    cuda::AttentionForward a;
-    a.dims = attention_dims(config_);
-    a.q_stride = a.out_stride = s_.q_width;
-    a.k_stride = a.v_stride = s_.kv_width;
-    a.pages = batch_.pages.as<int32_t>();
-    a.tiles = batch_.tiles.as<cuda::AttentionTile>();
-    a.num_tiles = batch_.num_tiles;
-    a.num_rows = s_.rows;
-    a.few_rows = phase_.decode;
-    a.max_splits = batch_.max_splits;
-    const int64_t cache = phase_.cache_rows() * s_.kv_width;
-    Memory partials;
-    if (a.max_splits > 1) {
-      a.positions = batch_.positions.as<int32_t>();
-      partials = must(Memory::allocate(
-          bench_.gpu().device(),
-          static_cast<size_t>(cuda::attention_partials_bytes(a.dims, s_.rows, a.max_splits))));
-      a.partials = partials.data();
-    }
-    const double pairs = phase_.decode ? d(s_.rows * phase_.length) : d(s_.rows) * d(phase_.length + 1) / 2;
-    const double rows = 2 * d(s_.rows * s_.q_width);
-    report("attention", "attention", {4 * d(cache) + rows, rows, 4 * pairs * d(s_.q_width)}, [&] {
-      a.q = bench_.bf16(s_.rows * s_.q_width);
-      a.k = bench_.bf16(cache);
-      a.v = bench_.bf16(cache);
-      a.out = bench_.out<BF16>(s_.rows * s_.q_width);
-      a.lse = bench_.out<float>(s_.rows * s_.heads);
-      cuda::attention_forward(a, bench_.stream());
-    });
+    Attention launch(bench_, config_, phase_, batch_);
+    report("attention", "attention", launch.work(), [&] { launch(); });
   }
 
   void add(const std::string& name) {
-    const double values = d(s_.rows * s_.hidden);
+    const double values = real(s_.rows * s_.hidden);
     report("embedding", name, {4 * values, 2 * values, 0}, [&] {
-      cuda::add_rows(in(s_.rows, s_.hidden), in(s_.rows, s_.hidden), out_bf16(s_.rows, s_.hidden),
-                     bench_.stream());
+      cuda::add_rows(bf16_rows(s_.rows, s_.hidden), bf16_rows(s_.rows, s_.hidden),
+                     out_bf16(s_.rows, s_.hidden), bench_.stream());
     });
   }
 
@@ -307,8 +216,8 @@ class Forward {
     const Routed routed(bench_, config_, s_);
     const int64_t hidden = s_.hidden;
     product("router", WeightFormat::kBF16, s_.rows, s_.experts, hidden, false);
-    const double scores = 4 * d(s_.rows * s_.experts);
-    const double ids = 4 * d(s_.sorted);
+    const double scores = 4 * real(s_.rows * s_.experts);
+    const double ids = 4 * real(s_.sorted);
     report("router", "route", {scores, scores + 2 * ids, 0}, [&] {
       auto* const out = bench_.out<float>(s_.rows * s_.experts);
       cuda::route(routed.rule, bench_.f32(s_.rows * s_.experts), s_.rows, nullptr, false, out,
@@ -320,7 +229,7 @@ class Forward {
                             bench_.out<int32_t>(s_.sorted), bench_.out<int32_t>(s_.sorted)},
                            routed.scratch.as<int32_t>(), bench_.stream());
     });
-    report("gemm", "list of tiles", {4 * d(s_.experts + 1), 12 * d(routed.list_size), 0}, [&] {
+    report("gemm", "list of tiles", {4 * real(s_.experts + 1), 12 * real(routed.list_size), 0}, [&] {
       cuda::build_group_tiles(routed.offsets.as<int32_t>(), static_cast<int32_t>(s_.experts),
                               routed.groups.tile_rows, bench_.out<cuda::GroupTile>(routed.list_size),
                               bench_.out<int32_t>(1), bench_.stream());
@@ -329,44 +238,20 @@ class Forward {
     grouped("experts' up", routed, s_.width, hidden, true);
     swiglu();
     grouped("experts' down", routed, hidden, s_.width, false);
-    const double values = d(s_.rows * hidden);
-    report("moe", "combine", {2 * values + 2 * d(s_.sorted * hidden), 2 * values, 0}, [&] {
-      cuda::combine_experts(in(s_.rows, hidden), in(s_.sorted, hidden), routed.weights.as<float>(),
-                            routed.slot_rows.as<int32_t>(), s_.slots, out_bf16(s_.rows, hidden),
-                            bench_.stream());
+    const double values = real(s_.rows * hidden);
+    report("moe", "combine", {2 * values + 2 * real(s_.sorted * hidden), 2 * values, 0}, [&] {
+      cuda::combine_experts(bf16_rows(s_.rows, hidden), bf16_rows(s_.sorted, hidden),
+                            routed.weights.as<float>(), routed.slot_rows.as<int32_t>(), s_.slots,
+                            out_bf16(s_.rows, hidden), bench_.stream());
     });
   }
 
   void grouped(const std::string& name, const Routed& routed, int64_t n, int64_t k, bool gather) {
-    std::vector<cuda::GemmWeight> entries;
-    for (int64_t i = 0; i < kWeightTables * s_.experts; ++i) entries.push_back(bench_.weight(format_, n, k));
-    const Memory table = bench_.gpu().upload(entries);
-    cuda::GemmGroups groups = routed.groups;
-    groups.gather = gather ? routed.tokens.as<int32_t>() : nullptr;
-    cuda::GemmForward g = product_of(format_, s_.sorted, n, k, true);
-    g.groups = &groups;
-    const int64_t inputs = gather ? s_.rows : s_.sorted;
-    const Work work{weight_bytes(format_, d(routed.used_experts * n * k)) + 2 * d(inputs * k),
-                    2 * d(s_.sorted * n), 2 * d(s_.sorted) * d(n) * d(k)};
-    int64_t turn = 0;
-    report("gemm", name, work, [&] {
-      groups.experts = table.as<cuda::GemmWeight>() + turn++ % kWeightTables * s_.experts;
-      g.a = bench_.bf16(inputs * k);
-      g.a_outer = format_ == WeightFormat::kNVFP4 ? bench_.f32(inputs) : nullptr;
-      g.c.data = bench_.out<BF16>(s_.sorted * n);
-      cuda::gemm_forward(g, bench_.stream());
-    });
+    ExpertProduct launch(bench_, format_, s_, routed, n, k, gather, kWeightTables);
+    report("gemm", name, launch.work(), [&] { launch(); });
   }
 
-  DeviceBench& bench_;
-  const ModelConfig& config_;
-  const Phase phase_;
-  const size_t index_;
-  const WeightFormat format_;
-  const Sizes s_;
   const bool keep_;
-  Table& table_;
-  const DeviceBatch batch_;
 };
 
 }  // namespace

@@ -70,6 +70,13 @@ const char* format_name(WeightFormat format) {
   }
 }
 
+std::vector<std::string> format_columns() {
+  std::vector<std::string> columns;
+  columns.reserve(kFormats.size());
+  for (const WeightFormat format : kFormats) columns.emplace_back(format_name(format));
+  return columns;
+}
+
 std::string bytes_text(double bytes) { return with_unit(bytes, {"KB", "MB", "GB", "TB"}); }
 std::string operations_text(double operations) {
   return with_unit(operations, {"KFLOP", "MFLOP", "GFLOP", "TFLOP"});

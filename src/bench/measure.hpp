@@ -4,10 +4,13 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/weight_format.hpp"
 
 namespace accord::bench {
+
+constexpr double real(int64_t count) { return static_cast<double>(count); }
 
 struct Work {
   double read = 0.0;  // bytes
@@ -44,6 +47,7 @@ double weight_bytes(WeightFormat format, double elements);
 inline constexpr std::array<WeightFormat, 3> kFormats{WeightFormat::kBF16, WeightFormat::kMXFP8,
                                                       WeightFormat::kNVFP4};
 const char* format_name(WeightFormat format);  // BF16, MXFP8, NVFP4
+std::vector<std::string> format_columns();     // of kFormats
 
 // "37.7 MB", "17.2 GFLOP"; "12.1 us" (below 100), "668 us".
 std::string bytes_text(double bytes);

@@ -12,8 +12,6 @@ namespace cuda = kernels::cuda;
 
 namespace {
 
-double d(int64_t x) { return static_cast<double>(x); }
-
 struct Tensor {
   int64_t rows = 0;
   int64_t cols = 0;
@@ -71,31 +69,32 @@ void optimizer_operations(const Run& run, Table& table) {
   const Memory amax = bench.gpu().upload(std::vector<float>{1.0F});
 
   const int64_t summed = std::min(count, run.bench.num_elements());
-  report("adamw", "sum of squares", {4 * d(summed), 0, 0}, [&] {
+  report("adamw", "sum of squares", {4 * real(summed), 0, 0}, [&] {
     cuda::sum_of_squares(bench.f32(summed), summed, bench.out<double>(1),
                          bench.out<double>(cuda::squares_scratch(summed)), bench.stream());
   });
-  report("adamw", "first not finite", {4 * d(summed), 0, 0},
+  report("adamw", "first not finite", {4 * real(summed), 0, 0},
          [&] { cuda::first_non_finite(bench.f32(summed), summed, bench.out<int64_t>(1), bench.stream()); });
   int64_t turn = 0;
-  const double exported = format == WeightFormat::kNVFP4 ? 0.0 : weight_bytes(format, d(count));
-  report(
-      "adamw", "AdamW with export", {16 * d(count), 12 * d(count) + exported, 0}, each([&](const Tensor& t) {
-        const int64_t size = t.rows * t.cols;
-        cuda::AdamwExport to;
-        to.rows = t.rows;
-        to.cols = t.cols;
-        if (format == WeightFormat::kBF16) to.bf16 = bench.out<BF16>(size);
-        if (format == WeightFormat::kMXFP8) {
-          to.mxfp8 = bench.out<uint8_t>(size);
-          to.mxfp8_scales = bench.out<uint8_t>(size / 32);
-        }
-        to.counts = bench.out<ExportCounts>(1);
-        cuda::adamw_export(bench.f32(size), bench.f32(size), bench.f32(size),
-                           moments.as<float>() + turn++ % kMoments * largest, to, factors(), bench.stream());
-      }));
+  const double exported = format == WeightFormat::kNVFP4 ? 0.0 : weight_bytes(format, real(count));
+  report("adamw", "AdamW with export", {16 * real(count), 12 * real(count) + exported, 0},
+         each([&](const Tensor& t) {
+           const int64_t size = t.rows * t.cols;
+           cuda::AdamwExport to;
+           to.rows = t.rows;
+           to.cols = t.cols;
+           if (format == WeightFormat::kBF16) to.bf16 = bench.out<BF16>(size);
+           if (format == WeightFormat::kMXFP8) {
+             to.mxfp8 = bench.out<uint8_t>(size);
+             to.mxfp8_scales = bench.out<uint8_t>(size / 32);
+           }
+           to.counts = bench.out<ExportCounts>(1);
+           cuda::adamw_export(bench.f32(size), bench.f32(size), bench.f32(size),
+                              moments.as<float>() + turn++ % kMoments * largest, to, factors(),
+                              bench.stream());
+         }));
   if (format == WeightFormat::kNVFP4) {
-    report("formats", "NVFP4 of the masters", {4 * d(count), weight_bytes(format, d(count)), 0},
+    report("formats", "NVFP4 of the masters", {4 * real(count), weight_bytes(format, real(count)), 0},
            each([&](const Tensor& t) {
              const int64_t size = t.rows * t.cols;
              formats::cuda::quantize_nvfp4(
@@ -107,7 +106,7 @@ void optimizer_operations(const Run& run, Table& table) {
   } else {
     table.add_none(run.format, "NVFP4 of the masters");
   }
-  report("linear", "masters to BF16, for the backward", {4 * d(count), 2 * d(count), 0},
+  report("linear", "masters to BF16, for the backward", {4 * real(count), 2 * real(count), 0},
          each([&](const Tensor& t) {
            const int64_t size = t.rows * t.cols;
            cuda::round_to_bf16(bench.f32(size), size, bench.out<BF16>(size), bench.stream());
