@@ -7,14 +7,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "base/philox.hpp"
-#include "device/device.hpp"
-#include "device/memory.hpp"
-#include "device/stream.hpp"
+#include "gpu_bench.hpp"
 #include "kernels/attention/attention_cuda.hpp"
 #include "kernels/copy/read_cuda.hpp"
 #include "kernels/gemm/gemm_cuda.hpp"
@@ -24,96 +21,13 @@ using namespace accord::kernels::cuda;
 
 namespace {
 
-template <class T>
-T must(StatusOr<T> value) {
-  if (!value.ok()) {
-    std::fprintf(stderr, "%s\n", std::string(message_of(value.status())).c_str());
-    std::exit(1);
-  }
-  return std::move(value).value();
-}
-void must(const Status& status) {
-  if (!status.ok()) {
-    std::fprintf(stderr, "%s\n", std::string(message_of(status)).c_str());
-    std::exit(1);
-  }
-}
-
-class Bench {
+class Bench : public gpu_bench::GpuBench {
  public:
-  explicit Bench(double flops) : flops_(flops) {
-    device_ = must(Device::open(must(parse_device("cuda:0"))));
-    stream_ = must(Stream::create(device_));
-    start_ = must(Event::create(device_));
-    end_ = must(Event::create(device_));
-  }
-
-  StreamHandle stream() const { return stream_.handle(); }
-
-  // Small random bf16 values (as bytes for other formats: no NaN codes, moderate scales), repeated.
-  Memory random(size_t bytes, bool bf16) {
-    Memory memory = must(Memory::allocate(device_, bytes));
-    std::vector<uint8_t>& host = pieces_[bf16 ? 1 : 0];
-    if (host.empty()) {
-      host.resize(size_t{1} << 22);
-      PhiloxStream random(1, bf16 ? 1 : 2);
-      if (bf16) {
-        for (size_t i = 0; i + 1 < host.size(); i += 2) {
-          const BF16 x = to_bf16(static_cast<float>(random.next_normal()));
-          std::memcpy(host.data() + i, &x, 2);
-        }
-      } else {
-        for (uint8_t& x : host) x = static_cast<uint8_t>(random.next_u32() % 255) & 0xf7u;
-      }
-    }
-    for (size_t at = 0; at < bytes; at += host.size()) {
-      must(stream_.copy(memory.as<uint8_t>() + at, host.data(), std::min(host.size(), bytes - at)));
-    }
-    must(stream_.synchronize());
-    return memory;
-  }
-  Memory scales(size_t bytes, uint8_t value) {
-    Memory memory = must(Memory::allocate(device_, std::max<size_t>(bytes, 16)));
-    must(stream_.fill(memory.data(), value, memory.bytes()));
-    return memory;
-  }
-  template <class T>
-  Memory upload(const std::vector<T>& x) {
-    Memory memory = must(Memory::allocate(device_, x.size() * sizeof(T)));
-    must(stream_.copy(memory.data(), x.data(), memory.bytes()));
-    must(stream_.synchronize());
-    return memory;
-  }
-  Memory allocate(size_t bytes) { return must(Memory::allocate(device_, bytes)); }
+  explicit Bench(double flops) : flops_(flops) {}
 
   void measure_copy() {
-    const size_t bytes = size_t{2} << 30;
-    const Memory from = allocate(bytes);
-    const Memory to = allocate(bytes);
-    const double ms = milliseconds([&](int) { must(stream_.copy(to.data(), from.data(), bytes)); });
-    copy_ = 2.0 * static_cast<double>(bytes) / ms * 1e-9;
+    copy_ = copy_bytes_per_second() * 1e-12;
     std::printf("copy %.2f TB/s (read and write)\n", copy_);
-  }
-
-  // Median time of one call among batches of calls; call(i) may rotate over its data.
-  double milliseconds(const std::function<void(int)>& call) {
-    for (int i = 0; i < 3; ++i) call(i);
-    std::vector<double> times;
-    int count = 1;
-    for (int round = 0; round < 9; ++round) {
-      must(start_.record(stream_));
-      for (int i = 0; i < count; ++i) call(i);
-      must(end_.record(stream_));
-      must(end_.synchronize());
-      const double ms = must(end_.milliseconds_since(start_)) / count;
-      if (round < 2) {
-        count = std::clamp(static_cast<int>(4.0 / std::max(ms, 1e-3)), 1, 400);
-      } else {
-        times.push_back(ms);
-      }
-    }
-    std::sort(times.begin(), times.end());
-    return times[times.size() / 2];
   }
 
   void report(const std::string& what, double ms, double bytes, double operations) const {
@@ -127,12 +41,8 @@ class Bench {
   }
 
  private:
-  Device device_;
-  Stream stream_;
-  Event start_, end_;
   double flops_;
   double copy_ = 0.0;
-  std::vector<uint8_t> pieces_[2];
 };
 
 constexpr WeightFormat kFormats[] = {WeightFormat::kBF16, WeightFormat::kMXFP8, WeightFormat::kNVFP4};
@@ -261,8 +171,8 @@ void experts(Bench& b, int64_t tokens, int64_t n, int64_t k, const char* only = 
                                                          : 4);
     const auto scale_bytes = static_cast<int64_t>(bytes_of(f, static_cast<double>(n * k))) - data_bytes;
     const double read_ms = b.milliseconds([&](int i) {
-      plain_read(used_tables[static_cast<size_t>(i % layers)].as<GemmWeight>(),
-                        static_cast<int32_t>(used), data_bytes, scale_bytes, sink.as<uint32_t>(), b.stream());
+      plain_read(used_tables[static_cast<size_t>(i % layers)].as<GemmWeight>(), static_cast<int32_t>(used),
+                 data_bytes, scale_bytes, sink.as<uint32_t>(), b.stream());
     });
     const double ms = b.milliseconds([&](int i) {
       GemmGroups groups;
