@@ -43,7 +43,7 @@ void check_groups(const Gpu& gpu, WeightFormat format, Data data, const std::vec
     std::vector<BF16> part;
     std::vector<float> outer;
     for (int32_t i = 0; i < count; ++i) {
-      const int32_t t = gather[static_cast<size_t>(offsets[static_cast<size_t>(e)] + i)];
+      const int32_t t = gather[static_cast<size_t>(offsets[static_cast<size_t>(e)]) + static_cast<size_t>(i)];
       part.insert(part.end(), a.decoded.begin() + t * k, a.decoded.begin() + (t + 1) * k);
       if (!a.outer.empty()) outer.push_back(a.outer[static_cast<size_t>(t)]);
     }
@@ -86,6 +86,7 @@ void check_groups(const Gpu& gpu, WeightFormat format, Data data, const std::vec
   g.c = {rounded.data(), n, true, false};
   kernels::cuda::gemm_forward(g, gpu.handle());
   std::vector<BF16> expected_rounded;
+  expected_rounded.reserve(expected.size());
   for (const float x : expected) expected_rounded.push_back(accord::to_bf16(x));
   report("experts",
          std::string(name_of(format)) + " " + name_of(data) + " tile " + std::to_string(tile_rows) +
@@ -97,11 +98,15 @@ void check_groups(const Gpu& gpu, WeightFormat format, Data data, const std::vec
 
 std::vector<int32_t> many_counts(int32_t experts, int32_t most) {
   std::vector<int32_t> counts;
+  counts.reserve(static_cast<size_t>(experts));
   for (int32_t e = 0; e < experts; ++e) counts.push_back((e * 7 + e / 5) % (most + 1));
   return counts;
 }
 
 }  // namespace
+
+// In both tests a shape is there for the kernel that Hopper's 132 multiprocessors take it to
+// (gemm_dispatch.cuh, launch_decode), and no larger than it needs to be: exact sums take the CPU's time.
 
 TEST_CASE("products of experts with few rows equal the exact mode where tiles share blocks") {
   const auto gpu = Gpu::open();
@@ -109,19 +114,24 @@ TEST_CASE("products of experts with few rows equal the exact mode where tiles sh
   const TensorCoreProducts products;
   const std::vector<int32_t> ragged = {0, 1, 5, 16, 17, 33, 0, 8, 9, 3, 0};
   for (const WeightFormat format : kFormats) {
-    for (const Data data : kAllData) {
-      check_groups(*gpu, format, data, ragged, 40, 144, 768, 16);
+    // Four warps a block, eight stages; BF16 columns by 16.
+    for (const Data data : kAllData) check_groups(*gpu, format, data, ragged, 40, 144, 768, 16);
+    for (const Data data : {Data::kNormal, Data::kHeavy}) {
       check_groups(*gpu, format, data, ragged, 40, 256, 768, 16);
     }
-    check_groups(*gpu, format, Data::kHeavy, many_counts(90, 3), 50, 256, 256, 16);
-    check_groups(*gpu, format, Data::kNormal, many_counts(70, 2), 50, 256, 2048, 16);
-    if (format == WeightFormat::kNVFP4) {  // whole rounds of a block's warps
-      check_groups(*gpu, format, Data::kNormal, many_counts(700, 2), 50, 256, 256, 16);
-    }
-    check_groups(*gpu, format, Data::kNormal, ragged, 40, 2064, 256, 16);
-    check_groups(*gpu, format, Data::kHeavy, ragged, 40, 208, 2048, 16);
-    check_groups(*gpu, format, Data::kNormal, many_counts(300, 3), 50, 48, 256, 16);
     check_groups(*gpu, format, Data::kNormal, many_counts(300, 2), 50, 32, 2048, 16);
+    check_groups(*gpu, format, Data::kHeavy, ragged, 40, 80, 2048, 16);  // MXFP8's long rows: columns by 16
+    // Eight warps, six stages.
+    check_groups(*gpu, format, Data::kNormal, many_counts(300, 3), 50, 48, 256, 16);
+    // Several blocks a multiprocessor; BF16 columns by 64, with an edge and without.
+    check_groups(*gpu, format, Data::kNormal, ragged, 40, 1072, 256, 16);
+    check_groups(*gpu, format, Data::kHeavy, many_counts(90, 3), 50, 256, 256, 16);
+    if (format == WeightFormat::kNVFP4) {
+      check_groups(*gpu, format, Data::kNormal, many_counts(700, 2), 50, 384, 256, 16);  // whole rounds
+      check_groups(*gpu, format, Data::kNormal, many_counts(90, 2), 50, 256, 2048, 16);  // sixteen warps
+    } else {                                                                             // columns by 32
+      check_groups(*gpu, format, Data::kNormal, many_counts(70, 2), 50, 256, 2048, 16);
+    }
   }
 }
 
@@ -129,15 +139,18 @@ TEST_CASE("products of experts with many rows equal the exact mode") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
   const TensorCoreProducts products;
+  const std::vector<int32_t> few = {0, 130, 1, 64, 65, 0, 33};
   const std::vector<int32_t> ragged = {0, 130, 1, 64, 65, 128, 129, 0, 260, 32, 33, 300, 5, 0};
+  // On average 192 rows an expert or more: wide tiles, alone and in pairs.
+  const std::vector<int32_t> full = {256, 0, 513, 359, 280, 130};
   for (const WeightFormat format : kFormats) {
-    for (const Data data : kAllData) check_groups(*gpu, format, data, ragged, 200, 136, 256, 128);
-    check_groups(*gpu, format, Data::kHeavy, ragged, 200, 272, 768, 128);
-    const std::vector<int32_t> full = {256, 270, 0, 400, 129, 513, 64, 200};
-    check_groups(*gpu, format, Data::kHeavy, full, 300, 264, 320, 128);
-    check_groups(*gpu, format, Data::kNormal, full, 300, 128, 1088, 128);
-    check_groups(*gpu, format, Data::kNormal, many_counts(160, 160), 200, 264, 96, 128);
+    for (const Data data : kAllData) check_groups(*gpu, format, data, few, 200, 136, 256, 128);
+    check_groups(*gpu, format, Data::kHeavy, ragged, 200, 144, 576, 128);
+    check_groups(*gpu, format, Data::kHeavy, full, 300, 136, 320, 128);
+    check_groups(*gpu, format, Data::kNormal, {385, 0, 200}, 300, 128, 1088, 128);  // no edge, long rows
+    check_groups(*gpu, format, Data::kNormal, many_counts(40, 160), 200, 136, 96, 128);
+    check_groups(*gpu, format, Data::kNormal, many_counts(160, 24), 200, 264, 96, 128);
   }
-  // Enough tiles that a block takes several, one after the other.
-  check_groups(*gpu, WeightFormat::kBF16, Data::kHeavy, many_counts(160, 96), 200, 512, 520, 128);
+  // BF16 tiles of 256 columns, and so many that a block may take several.
+  check_groups(*gpu, WeightFormat::kBF16, Data::kHeavy, many_counts(124, 12), 200, 512, 264, 128);
 }
