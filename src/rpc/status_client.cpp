@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "accord/v1/status.grpc.pb.h"
+#include "base/natural_order.hpp"
 #include "rpc/grpc_status.hpp"
 #include "rpc/identity.hpp"
 
@@ -58,7 +59,7 @@ StatusOr<StatusInfo> get_status(const std::string& address) {
         {worker.name(), worker.address(), worker.pid(), worker.state(), worker.weight_version()});
   }
   std::sort(info.run.workers.begin(), info.run.workers.end(),
-            [](const auto& a, const auto& b) { return a.name < b.name; });
+            [](const auto& a, const auto& b) { return natural_less(a.name, b.name); });
   info.run.warnings.assign(reply.warnings().begin(), reply.warnings().end());
   if (reply.has_last()) {
     info.run.last = from_proto(reply.last());

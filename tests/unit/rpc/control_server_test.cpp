@@ -405,6 +405,9 @@ TEST_CASE("status, watch and stop see the run as it is") {
   f.state.set_phase("rollout");
   f.state.commit({1, {{"train/loss", 0.25}}});
   f.state.warn("something");
+  for (const char* name : {"trainer/0", "rollout/10", "rollout/2"}) {
+    f.state.set_worker({name, "127.0.0.1:1", 7, "ready", 1});
+  }
   const Wait wait(&f.state.waits(), "Train of step 2 on trainer/0", Deadline::after(100s));
 
   const auto info = get_status(f.server->address());
@@ -415,6 +418,10 @@ TEST_CASE("status, watch and stop see the run as it is") {
   CHECK(info->run.step == 1);
   CHECK(info->run.steps == 10);
   CHECK(info->build == "build-1");
+  REQUIRE(info->run.workers.size() == 3);
+  CHECK(info->run.workers[0].name == "rollout/2");
+  CHECK(info->run.workers[1].name == "rollout/10");
+  CHECK(info->run.workers[2].name == "trainer/0");
   CHECK(info->run.warnings == std::vector<std::string>{"something"});
   REQUIRE(info->waits.size() == 1);
   CHECK(info->waits[0].reason == "Train of step 2 on trainer/0");
