@@ -18,7 +18,7 @@ class DevicePlace final : public RolloutPlace {
   Ceilings bandwidth() override {
     return measure_bandwidth(gpu_, cuda_is_emulated() ? kEmulatedBytes : kBandwidthBytes);
   }
-  int64_t free_bytes() override { return must(gpu_.device().info()).free_bytes; }
+  int64_t free_bytes() override { return must(gpu_.device().free_bytes()); }
 
   void load(const RandomPolicy& policy) override {
     model_.reset();

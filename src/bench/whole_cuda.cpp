@@ -158,7 +158,7 @@ WholeModel::Capture WholeModel::step_capture() {
   const Graph first = m.capture([&m] { m.step(); });  // what CUDA sets up once
   must(first.launch(m.bench.gpu().stream()));
   m.bench.gpu().synchronize();
-  const int64_t free = must(device.info()).free_bytes;
+  const int64_t free = must(device.free_bytes());
   const auto begin = std::chrono::steady_clock::now();
   const Graph graph = must(Graph::capture(m.bench.gpu().stream(), [&m] {
     m.step();
@@ -167,7 +167,7 @@ WholeModel::Capture WholeModel::step_capture() {
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   must(graph.launch(m.bench.gpu().stream()));
   m.bench.gpu().synchronize();
-  return {seconds.count(), free - must(device.info()).free_bytes};
+  return {seconds.count(), free - must(device.free_bytes())};
 }
 
 }  // namespace accord::bench

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 
 #include "cli/commands.hpp"
@@ -16,15 +17,20 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 struct Row {
   DeviceInfo info;
-  std::string verdict;  // "usable", or why not
-  bool usable = false;
+  std::string verdict;                // "usable", or why not
+  std::optional<int64_t> free_bytes;  // of a usable one
 };
 
 std::vector<Row> rows_of(const std::vector<DeviceInfo>& devices) {
   std::vector<Row> rows;
   for (const DeviceInfo& info : devices) {
     const auto device = Device::open({DeviceKind::kCuda, static_cast<int>(rows.size())});
-    rows.push_back({info, device.ok() ? "usable" : std::string(message_of(device.status())), device.ok()});
+    const StatusOr<int64_t> free = device.ok() ? device->free_bytes() : device.status();
+    if (free.ok()) {
+      rows.push_back({info, "usable", *free});
+    } else {
+      rows.push_back({info, std::string(message_of(free.status())), std::nullopt});
+    }
   }
   return rows;
 }
@@ -55,11 +61,14 @@ void print_text(const std::vector<Row>& rows, const std::string& no_devices) {
   }
   for (size_t i = 0; i < rows.size(); ++i) {
     const DeviceInfo& info = rows[i].info;
-    std::printf(
-        "cuda:%zu  %s, compute capability %d.%d, %d multiprocessors, %.1f of %.1f GiB free, at %s: %s\n", i,
-        info.name.c_str(), info.major, info.minor, info.num_multiprocessors,
-        static_cast<double>(info.free_bytes) / kGiB, static_cast<double>(info.total_bytes) / kGiB,
-        info.bus_id.c_str(), rows[i].verdict.c_str());
+    const double total = static_cast<double>(info.total_bytes) / kGiB;
+    const std::string memory =
+        rows[i].free_bytes
+            ? fmt::format("{:.1f} of {:.1f} GiB free", static_cast<double>(*rows[i].free_bytes) / kGiB, total)
+            : fmt::format("{:.1f} GiB", total);
+    std::printf("cuda:%zu  %s, compute capability %d.%d, %d multiprocessors, %s, at %s: %s\n", i,
+                info.name.c_str(), info.major, info.minor, info.num_multiprocessors, memory.c_str(),
+                info.bus_id.c_str(), rows[i].verdict.c_str());
   }
   if (kBuiltWithCuda) {
     std::printf("nccl    %s\n", nccl_text().c_str());
@@ -77,16 +86,18 @@ void print_json(const std::vector<Row>& rows, const std::string& no_devices) {
   out["cuda_devices"] = nlohmann::ordered_json::array();
   for (size_t i = 0; i < rows.size(); ++i) {
     const DeviceInfo& info = rows[i].info;
-    out["cuda_devices"].push_back({{"device", to_string({DeviceKind::kCuda, static_cast<int>(i)})},
-                                   {"name", info.name},
-                                   {"bus_id", info.bus_id},
-                                   {"compute_capability", fmt::format("{}.{}", info.major, info.minor)},
-                                   {"multiprocessors", info.num_multiprocessors},
-                                   {"l2_bytes", info.l2_bytes},
-                                   {"total_bytes", info.total_bytes},
-                                   {"free_bytes", info.free_bytes},
-                                   {"usable", rows[i].usable},
-                                   {"verdict", rows[i].verdict}});
+    out["cuda_devices"].push_back(
+        {{"device", to_string({DeviceKind::kCuda, static_cast<int>(i)})},
+         {"name", info.name},
+         {"bus_id", info.bus_id},
+         {"compute_capability", fmt::format("{}.{}", info.major, info.minor)},
+         {"multiprocessors", info.num_multiprocessors},
+         {"l2_bytes", info.l2_bytes},
+         {"total_bytes", info.total_bytes},
+         {"free_bytes",
+          rows[i].free_bytes ? nlohmann::ordered_json(*rows[i].free_bytes) : nlohmann::ordered_json(nullptr)},
+         {"usable", rows[i].free_bytes.has_value()},
+         {"verdict", rows[i].verdict}});
   }
   if (kBuiltWithCuda) {
     out["nccl"] = nccl_text();

@@ -129,8 +129,7 @@ StatusOr<std::unique_ptr<controller::ServedModel>> LocalEngine::serve(const Batc
   const ModelConfig& c = config();
   int64_t cache_bytes = controller::kAutoCacheBytes;
   if (weights_ != nullptr) {
-    ACCORD_ASSIGN_OR_RETURN(const DeviceInfo info, device_.info());
-    cache_bytes = controller::device_cache_bytes(info, 1, 1);
+    ACCORD_ASSIGN_OR_RETURN(cache_bytes, controller::device_cache_bytes(device_, 1, 1));
   }
   const int64_t bytes_per_row = kv_row_bytes(c, size_of(local_->compute_dtype()));
   controller::ServedModelOptions served;

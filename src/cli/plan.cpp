@@ -199,12 +199,21 @@ int64_t cache_budget(DryRun& run) {
     run.warnings.push_back(fmt::format("a run on this machine is refused: {}", message_of(devices.status())));
     return controller::kAutoCacheBytes;
   }
-  const auto found = list_cuda_devices();
-  if (!devices->cuda || !found.ok()) {
+  if (!devices->cuda) {
     return controller::kAutoCacheBytes;
   }
-  return controller::device_cache_bytes(found->front(), run.recipe.rollout.workers,
-                                        static_cast<int64_t>(found->size()));
+  const auto found = list_cuda_devices();
+  const auto device = Device::open(devices->rollout.front());
+  const StatusOr<int64_t> budget = !found.ok() ? found.status()
+                                   : !device.ok()
+                                       ? device.status()
+                                       : controller::device_cache_bytes(*device, run.recipe.rollout.workers,
+                                                                        static_cast<int64_t>(found->size()));
+  if (!budget.ok()) {
+    run.warnings.push_back(fmt::format("a run on this machine fails: {}", message_of(budget.status())));
+    return controller::kAutoCacheBytes;
+  }
+  return *budget;
 }
 
 StatusOr<Memory> memory_of(DryRun& run) {

@@ -50,11 +50,11 @@ Machine this_machine() {
   std::vector<int> usable;
   Status first_error;
   for (int index = 0; index < static_cast<int>(found->size()); ++index) {
-    const Status opened = Device::open({DeviceKind::kCuda, index}).status();
-    if (opened.ok()) {
+    const Status checked = Device::check({DeviceKind::kCuda, index});
+    if (checked.ok()) {
       usable.push_back(index);
     } else if (first_error.ok()) {
-      first_error = opened;
+      first_error = checked;
     }
   }
   if (usable.empty()) {

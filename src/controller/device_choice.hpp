@@ -15,7 +15,7 @@ struct Machine {
   StatusOr<std::vector<int>> indices = std::vector<int>{};  // an error: why there is none
   bool emulated = false;                                    // they are for tests: `auto` leaves them
 };
-Machine this_machine();
+Machine this_machine();  // opens no device
 
 struct PoolDevices {
   bool cuda = false;

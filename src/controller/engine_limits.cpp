@@ -36,9 +36,16 @@ int64_t kv_cache_rows(const recipe::Recipe& recipe, int64_t bytes_per_row, int64
   return std::max(longest, std::min(full, budget / bytes_per_row));
 }
 
-int64_t device_cache_bytes(const DeviceInfo& device, int64_t pool_workers, int64_t num_devices) {
+int64_t device_cache_bytes(int64_t total_bytes, int64_t free_bytes, int64_t pool_workers,
+                           int64_t num_devices) {
   const int64_t here = (pool_workers + num_devices - 1) / num_devices;
-  return std::min(device.total_bytes / 4, device.free_bytes / 2) / here;
+  return std::min(total_bytes / 4, free_bytes / 2) / here;
+}
+
+StatusOr<int64_t> device_cache_bytes(const Device& device, int64_t pool_workers, int64_t num_devices) {
+  ACCORD_ASSIGN_OR_RETURN(const DeviceInfo info, device.info());
+  ACCORD_ASSIGN_OR_RETURN(const int64_t free, device.free_bytes());
+  return device_cache_bytes(info.total_bytes, free, pool_workers, num_devices);
 }
 
 }  // namespace accord::controller

@@ -111,9 +111,8 @@ StatusOr<int64_t> RolloutWorkerImpl::cache_bytes() const {
   if (!device_.is_cuda()) {
     return kAutoCacheBytes;
   }
-  ACCORD_ASSIGN_OR_RETURN(const DeviceInfo info, device_.info());
   ACCORD_ASSIGN_OR_RETURN(const std::vector<DeviceInfo> devices, list_cuda_devices());
-  return device_cache_bytes(info, policy_->recipe.rollout.workers, static_cast<int64_t>(devices.size()));
+  return device_cache_bytes(device_, policy_->recipe.rollout.workers, static_cast<int64_t>(devices.size()));
 }
 
 Status RolloutWorkerImpl::join(const GroupJob& job) {

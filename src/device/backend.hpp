@@ -11,7 +11,8 @@
 namespace accord::backend {
 
 StatusOr<int> device_count();
-StatusOr<DeviceInfo> device_info(int device);
+StatusOr<DeviceInfo> device_info(int device);  // makes no context
+StatusOr<int64_t> free_bytes(int device);
 std::string driver_text();
 
 Status set_device(int device);

@@ -75,18 +75,26 @@ Status check(cudaError_t error, const char* call) {
   return unavailable_error("{}: {}", call, text_of(error));
 }
 
-// The calling thread's device while this lives.
+constexpr int kNone = -1;
+
+// The device that the calling thread has chosen. CUDA's own answer is device 0 where it has chosen none, and
+// going back there would make a context on it.
+int& thread_device() {
+  thread_local int device = kNone;
+  return device;
+}
+
+// The calling thread's device while this lives, and after it where the thread had none.
 class CurrentDevice {
  public:
-  explicit CurrentDevice(int device) {
-    status_ = check(cudaGetDevice(&previous_), "cudaGetDevice");
-    if (status_.ok()) {
-      status_ = check(cudaSetDevice(device), "cudaSetDevice");
+  explicit CurrentDevice(int device) : previous_(thread_device()) {
+    if (device != previous_) {
+      status_ = set_device(device);
     }
   }
   ~CurrentDevice() {
-    if (status_.ok()) {
-      (void)cudaSetDevice(previous_);
+    if (previous_ != kNone && previous_ != thread_device()) {
+      (void)set_device(previous_);
     }
   }
   CurrentDevice(const CurrentDevice&) = delete;
@@ -94,8 +102,8 @@ class CurrentDevice {
   const Status& status() const { return status_; }
 
  private:
+  const int previous_;
   Status status_;
-  int previous_ = 0;
 };
 
 // Releasing fails only when the context is lost or the program ends: worth a line, not a status.
@@ -125,11 +133,6 @@ StatusOr<int> device_count() {
 StatusOr<DeviceInfo> device_info(int device) {
   cudaDeviceProp properties;
   ACCORD_RETURN_IF_ERROR(check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties"));
-  const CurrentDevice current(device);
-  ACCORD_RETURN_IF_ERROR(current.status());
-  size_t free_bytes = 0;
-  size_t total_bytes = 0;
-  ACCORD_RETURN_IF_ERROR(check(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo"));
   char bus_id[32] = {};
   ACCORD_RETURN_IF_ERROR(
       check(cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), device), "cudaDeviceGetPCIBusId"));
@@ -140,9 +143,17 @@ StatusOr<DeviceInfo> device_info(int device) {
   info.minor = properties.minor;
   info.num_multiprocessors = properties.multiProcessorCount;
   info.l2_bytes = properties.l2CacheSize;
-  info.total_bytes = static_cast<int64_t>(total_bytes);
-  info.free_bytes = static_cast<int64_t>(free_bytes);
+  info.total_bytes = static_cast<int64_t>(properties.totalGlobalMem);
   return info;
+}
+
+StatusOr<int64_t> free_bytes(int device) {
+  const CurrentDevice current(device);
+  ACCORD_RETURN_IF_ERROR(current.status());
+  size_t free = 0;
+  size_t total = 0;
+  ACCORD_RETURN_IF_ERROR(check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo"));
+  return static_cast<int64_t>(free);
 }
 
 std::string driver_text() {
@@ -153,7 +164,11 @@ std::string driver_text() {
   return driver == 0 ? std::string("none") : "CUDA " + version_text(driver);
 }
 
-Status set_device(int device) { return check(cudaSetDevice(device), "cudaSetDevice"); }
+Status set_device(int device) {
+  ACCORD_RETURN_IF_ERROR(check(cudaSetDevice(device), "cudaSetDevice"));
+  thread_device() = device;
+  return absl::OkStatus();
+}
 
 Status synchronize_device(int device) {
   const CurrentDevice current(device);

@@ -14,6 +14,7 @@ Status no_cuda() {
 
 StatusOr<int> device_count() { return no_cuda(); }
 StatusOr<DeviceInfo> device_info(int) { return no_cuda(); }
+StatusOr<int64_t> free_bytes(int) { return no_cuda(); }
 std::string driver_text() { return "none: this build has no CUDA kernels"; }
 Status set_device(int) { return no_cuda(); }
 Status synchronize_device(int) { return no_cuda(); }

@@ -57,9 +57,9 @@ StatusOr<std::vector<DeviceInfo>> list_cuda_devices() {
 
 std::string cuda_driver_text() { return backend::driver_text(); }
 
-StatusOr<Device> Device::open(DeviceId id) {
+Status Device::check(DeviceId id) {
   if (!id.is_cuda()) {
-    return Device();
+    return absl::OkStatus();
   }
   const StatusOr<int> count = usable_devices();
   if (!count.ok()) {
@@ -76,6 +76,11 @@ StatusOr<Device> Device::open(DeviceId id) {
         "(Blackwell)",
         to_string(id), info.name, info.major, info.minor);
   }
+  return absl::OkStatus();
+}
+
+StatusOr<Device> Device::open(DeviceId id) {
+  ACCORD_RETURN_IF_ERROR(check(id));
   const Device device(id);
   ACCORD_RETURN_IF_ERROR(device.make_current());
   return device;
@@ -94,6 +99,13 @@ StatusOr<DeviceInfo> Device::info() const {
     return internal_error("the CPU has no device information");
   }
   return backend::device_info(id_.index);
+}
+
+StatusOr<int64_t> Device::free_bytes() const {
+  if (!is_cuda()) {
+    return internal_error("the CPU has no device memory");
+  }
+  return backend::free_bytes(id_.index);
 }
 
 StatusOr<std::string> Device::describe() const {

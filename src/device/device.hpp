@@ -42,11 +42,10 @@ struct DeviceInfo {
   int num_multiprocessors = 0;
   int64_t l2_bytes = 0;
   int64_t total_bytes = 0;
-  int64_t free_bytes = 0;
 };
 
-// The CUDA devices of this machine, in CUDA's order. Unavailable, with the reason, where there is none: a
-// build without CUDA, no driver, or no device.
+// The CUDA devices of this machine, in CUDA's order; none is opened. Unavailable, with the reason, where
+// there is none: a build without CUDA, no driver, or no device.
 StatusOr<std::vector<DeviceInfo>> list_cuda_devices();
 
 // The newest CUDA that the driver serves ("CUDA 13.0"), or "none".
@@ -59,13 +58,16 @@ bool cuda_is_emulated();
 class Device {
  public:
   Device() = default;  // the CPU
-  // Makes it the calling thread's device.
+  // Makes it the calling thread's device. The process then has a context there, which takes memory.
   static StatusOr<Device> open(DeviceId id);
+  // Whether a device can be opened, as far as that can be told without opening it.
+  static Status check(DeviceId id);
 
   DeviceId id() const { return id_; }
   bool is_cuda() const { return id_.is_cuda(); }
-  // Of a CUDA device, memory as it is now.
+  // Of a CUDA device.
   StatusOr<DeviceInfo> info() const;
+  StatusOr<int64_t> free_bytes() const;  // as it is now
   // For people: "cpu", "cuda:0 NVIDIA H200".
   StatusOr<std::string> describe() const;
   // What computes: sums agree bit for bit only where this is the same. "cpu", "sm_90", "sm_100",

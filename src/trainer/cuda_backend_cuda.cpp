@@ -127,8 +127,7 @@ class CudaBackend final : public TrainingBackend {
 
 StatusOr<int64_t> CudaBackend::activation_budget() const {
   if (activation_bytes_) return *activation_bytes_;
-  ACCORD_ASSIGN_OR_RETURN(const std::vector<DeviceInfo> devices, list_cuda_devices());
-  const int64_t free = devices[static_cast<size_t>(device_.id().index)].free_bytes;
+  ACCORD_ASSIGN_OR_RETURN(const int64_t free, device_.free_bytes());
   return std::max(free / kShareOfFree, kLeastActivationBytes);
 }
 

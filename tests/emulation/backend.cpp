@@ -173,8 +173,12 @@ StatusOr<DeviceInfo> device_info(int device) {
   info.num_multiprocessors = emulation::kMultiprocessors;
   info.l2_bytes = kL2Bytes;
   info.total_bytes = static_cast<int64_t>(emulation::memory_bytes(device));
-  info.free_bytes = info.total_bytes - static_cast<int64_t>(emulation::memory_used(device));
   return info;
+}
+
+StatusOr<int64_t> free_bytes(int device) {
+  ACCORD_RETURN_IF_ERROR(check_device(device));
+  return static_cast<int64_t>(emulation::memory_bytes(device) - emulation::memory_used(device));
 }
 
 std::string driver_text() { return "emulated"; }

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "device/device.hpp"
@@ -17,6 +18,7 @@
 #include "kernels/formats/nvfp4_cuda.hpp"
 #include "kernels/gemm/gemm_cuda.hpp"
 #include "support/catch.hpp"
+#include "tests/emulation/memory.hpp"
 
 using namespace accord;
 
@@ -222,6 +224,21 @@ TEST_CASE("a thread that captures may not allocate") {
   CHECK(Memory::allocate(f.device, kBytes).ok());
 }
 
+TEST_CASE("looking at the devices opens none") {
+  CHECK(signal_of([] {
+          setenv("ACCORD_EMULATED_DEVICES", "2", 1);
+          std::thread([] {
+            emulation::set_current_device(1);
+            const auto found = list_cuda_devices();
+            if (!found.ok() || found->size() != 2) std::abort();
+            if (!Device::check({DeviceKind::kCuda, 0}).ok()) std::abort();
+            if (Device::check({DeviceKind::kCuda, 2}).ok()) std::abort();
+            if (emulation::current_device() != 1) std::abort();
+            if (!Device::open({DeviceKind::kCuda, 0}).ok() || emulation::current_device() != 0) std::abort();
+          }).join();
+        }) == 0);
+}
+
 TEST_CASE("a device has as much memory as it is given") {
   CHECK(signal_of([] {
           setenv("ACCORD_EMULATED_DEVICES", "4", 1);
@@ -229,7 +246,7 @@ TEST_CASE("a device has as much memory as it is given") {
           const auto device = Device::open({DeviceKind::kCuda, 3});
           const auto first = Memory::allocate(*device, 3072);
           const bool second = Memory::allocate(*device, 2048).ok();
-          if (!first.ok() || second || list_cuda_devices()->back().free_bytes != 1024) std::abort();
+          if (!first.ok() || second || *device->free_bytes() != 1024) std::abort();
         }) == 0);
   CHECK(signal_of([] {
           setenv("ACCORD_EMULATED_DEVICES", "0", 1);

@@ -30,6 +30,7 @@ bool mentions(const std::string& text, const char* part) { return text.find(part
 
 std::vector<int> indices_of(const std::vector<DeviceId>& devices) {
   std::vector<int> indices;
+  indices.reserve(devices.size());
   for (const DeviceId& id : devices) {
     indices.push_back(id.is_cuda() ? id.index : -1);
   }
@@ -101,14 +102,10 @@ TEST_CASE("a worker on another device than its pool's is refused with the key an
 }
 
 TEST_CASE("the cache of a device is shared by the workers on it") {
-  DeviceInfo device;
-  device.total_bytes = 1600;
-  device.free_bytes = 1400;
-  CHECK(device_cache_bytes(device, 1, 1) == 400);
-  CHECK(device_cache_bytes(device, 4, 1) == 100);
-  CHECK(device_cache_bytes(device, 4, 3) == 200);
-  device.free_bytes = 300;
-  CHECK(device_cache_bytes(device, 1, 1) == 150);
+  CHECK(device_cache_bytes(1600, 1400, 1, 1) == 400);
+  CHECK(device_cache_bytes(1600, 1400, 4, 1) == 100);
+  CHECK(device_cache_bytes(1600, 1400, 4, 3) == 200);
+  CHECK(device_cache_bytes(1600, 300, 1, 1) == 150);
 }
 
 TEST_CASE("on the CPU a policy computes from the arena that the host has") {
