@@ -306,6 +306,15 @@ Status replay(const Arguments& arguments) {
   }
   ACCORD_ASSIGN_OR_RETURN(const recipe::Recipe recipe,
                           recipe::load_recipe(arguments.recipe, arguments.overrides));
+  using recipe::DeviceChoice;
+  if (recipe.rollout.device == DeviceChoice::kCuda || recipe.trainer.device == DeviceChoice::kCuda) {
+    return recipe_error(
+        "{}: {}.device is cuda, but a batch is replayed on the CPU, whose sums differ in their last bits: "
+        "add "
+        "--set rollout.device=cpu --set trainer.device=cpu, or replay a step of the run on its devices with "
+        "replay RUN --step N",
+        arguments.recipe, recipe.trainer.device == DeviceChoice::kCuda ? "trainer" : "rollout");
+  }
   ACCORD_ASSIGN_OR_RETURN(const checkpoint::HfCheckpoint source,
                           checkpoint::HfCheckpoint::open(arguments.checkpoint));
   ModelConfig config = source.config();

@@ -1,6 +1,7 @@
 """Debug modes: the batches of steps on disk, sampling without training, training without sampling, and a run
 that is computed again from what it recorded."""
 import json
+import os
 import struct
 
 import harness
@@ -232,6 +233,11 @@ def case_replay_of_a_batch(t):
     error = t.accord("replay", t.input("model"), batch(run, 1), batch(run, 1), "--recipe", t.path("recorded.yaml"),
                      expect=USAGE).error()
     require_parts(error, ["replace the input"], "the error")
+    refused = t.accord("replay", t.input("model"), batch(run, 1), t.path("none"), "--recipe", t.path("recorded.yaml"),
+                       "--set", "rollout.device=cuda", expect=BAD_RECIPE).error()
+    require_parts(refused, ["rollout.device is cuda", "on the CPU", "--set rollout.device=cpu", "replay RUN --step N"],
+                  "the error")
+    require(not os.path.exists(t.path("none")), "no output of a replay that was refused")
     t.note("log-probs, loss and gradient norm of a recorded batch are the run's")
 
 
