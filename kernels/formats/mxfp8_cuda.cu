@@ -6,9 +6,11 @@
 //   columns  A thread holds 32 rows of a few columns in registers: 32 loads in flight, one read.
 //   both     The same tile, of four columns: eight neighbouring threads hold a row's block.
 #include "kernels/cuda/overlap.cuh"
+#include "kernels/cuda/values.cuh"
 #include "kernels/formats/code_values.cuh"
 #include "kernels/formats/mxfp8_cuda.hpp"
 #include "kernels/formats/quantize.cuh"
+#include "kernels/formats/row_kernel.cuh"
 
 namespace accord::formats::cuda {
 namespace {
@@ -321,6 +323,19 @@ void rows_of(MatrixView x, uint8_t* q, uint8_t* scale, BF16* operand, StreamHand
   const int64_t length = contiguous ? x.rows * x.cols : x.cols;
   const auto grid = static_cast<unsigned>(gpu::ceil_div(rows * gpu::ceil_div(length, kChunk), kWarps));
   const auto* data = static_cast<const T*>(x.data);
+  if constexpr (sizeof(T) == 2 && kElement == Element::kE4M3) {
+    // Few rows end sooner where each thread takes less.
+    const bool few = static_cast<int64_t>(grid) < num_multiprocessors();
+    if (few && gpu::is_vectorizable(x) && gpu::fits_rows(x.cols) && gpu::is_aligned16(q)) {
+      gpu::RowInput<T> in;
+      in.x = data;
+      in.x_stride = x.stride;
+      const gpu::RowOutput<T> out{nullptr, 0, q, scale, nullptr, 0, false, operand};
+      gpu::launch_rows<T, gpu::Source::kRead, gpu::Sink::kMxfp8, false>(in, out, x.rows, x.cols, stream);
+      check_launch("quantize_mxfp8_rows");
+      return;
+    }
+  }
   if (gpu::is_vectorizable(x)) {
     gpu::launch_overlapped(rows_kernel<T, kElement, true>, grid, kThreads, 0, stream, data, x.stride, rows,
                            length, q, scale, operand);
