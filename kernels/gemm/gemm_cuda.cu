@@ -96,10 +96,11 @@ ForwardParams params_of(const GemmForward& g) {
   p.inverse = 1.0F / (36.0F * static_cast<float>(g.a_range) * static_cast<float>(g.b_range));
   p.c_bf16 = g.c.bf16;
   p.accumulate = g.c.accumulate;
+  p.fragments = g.fragments;
   p.a_batch = g.batch.a;
   p.b_batch = g.batch.b;
   p.c_batch = g.batch.c;
-  p.b_at_rest = g.b_at_rest;
+  p.b_at_rest = g.b_at_rest && (g.groups == nullptr || g.groups->at_rest);
   return p;
 }
 

@@ -33,6 +33,7 @@ struct GemmWeight {
   const void* data = nullptr;       // bf16 [N,K]; e4m3 [N,K]; packed e2m1 [N,K/2]
   const uint8_t* scales = nullptr;  // e8m0 [N,K/32]; e4m3 [N,K/16]
   const float* outer = nullptr;     // NVFP4: one fp32
+  const void* fragments = nullptr;  // null, or a copy in the order of fragments.hpp
 };
 
 // Rows [row_begin, row_begin + num_rows) of the sorted order belong to `expert`; num_rows <= the tile's rows.
@@ -50,6 +51,9 @@ struct GemmGroups {
   int32_t tile_rows = 0;                // host: group_tile_rows
   const GemmWeight* experts = nullptr;  // per expert
   const int32_t* gather = nullptr;  // row of A (and of its outer scales) for each sorted row; null: the same
+  // Tiles, their number and the experts' array were complete before the kernel launched last on this stream
+  // began: as b_at_rest below. False is always right.
+  bool at_rest = false;
 };
 
 struct GemmOutput {
@@ -78,6 +82,7 @@ struct GemmForward {
   int32_t a_range = 448;           // NVFP4: R_a
   int32_t b_range = 448;
   GemmWeight b;
+  bool fragments = false;  // every B has them: products of few rows may read those instead
   GemmOutput c;
   const GemmGroups* groups = nullptr;
   GemmBatch batch;  // BF16, not grouped

@@ -7,7 +7,9 @@
 // ring of STAGES shared-memory stages of BK values; block scales of up to kScaleReach values of K are brought
 // once, decoded. Zeros past the edges of K change no bit; rows past the edges are copies of valid ones that
 // nobody stores.
+#include "kernels/cuda/overlap.cuh"
 #include "kernels/gemm/gemm_forward.cuh"
+#include "kernels/gemm/tile_shares.cuh"
 
 namespace accord::kernels::cuda {
 
@@ -60,13 +62,17 @@ __global__ void __launch_bounds__(32 * W, 1) few_rows_kernel(const ForwardParams
   GemmWeight weight = p.b;
   const uint16_t* a = p.a;
   void* c = p.c;
+  if (!p.b_at_rest) gpu::wait_for_previous();
   if (p.tiles != nullptr) {
-    if (static_cast<int>(blockIdx.y) >= *p.num_tiles) return;
-    const GroupTile tile = p.tiles[blockIdx.y];
+    GroupTile tile{};
+    if (static_cast<int>(blockIdx.y) < __ldcg(p.num_tiles)) tile = tile_at_rest(p.tiles + blockIdx.y);
     row_begin = tile.row_begin + blockIdx.z * T::kTokens;  // a tile may hold several of ours
     num_rows = min(tile.num_rows - static_cast<int>(blockIdx.z) * T::kTokens, T::kTokens);
-    if (num_rows <= 0) return;
-    weight = p.experts[tile.expert];
+    if (num_rows <= 0) {
+      if (p.b_at_rest) gpu::wait_for_previous();
+      return;
+    }
+    weight = weight_at_rest(p.experts + tile.expert);
   } else {
     a += blockIdx.z * p.a_batch;
     weight.data = static_cast<const uint16_t*>(weight.data) + blockIdx.z * p.b_batch;
@@ -80,6 +86,35 @@ __global__ void __launch_bounds__(32 * W, 1) few_rows_kernel(const ForwardParams
   };
 
   // What this thread copies: the same chunk of every row it takes.
+  const int row_chunk = tid % T::kChunks;
+  const int64_t row_bytes = static_cast<int64_t>(p.k) * Traits::kBitsPerValue / 8;
+  const unsigned char* row_from[T::kRowCopies];
+#pragma unroll
+  for (int i = 0; i < T::kRowCopies; ++i) {
+    const int r = min(col_begin + tid / T::kChunks + i * T::kRowsAtOnce, p.n - 1);
+    row_from[i] = static_cast<const unsigned char*>(weight.data) + r * row_bytes + row_chunk * CHUNK;
+  }
+  const uint32_t row_to = base + T::kTokenBytes + tid / T::kChunks * T::kRowStride + row_chunk * CHUNK;
+  const auto issue_rows = [&](int stage, int k0) {
+    const int byte0 = k0 / 8 * Traits::kBitsPerValue;
+    const bool row_k = byte0 + row_chunk * CHUNK < row_bytes;
+    const int at = row_k ? byte0 : 0;
+#pragma unroll
+    for (int i = 0; i < T::kRowCopies; ++i) {
+      copy_async<CHUNK>(row_to + stage * T::kStageBytes + i * T::kRowsAtOnce * T::kRowStride,
+                        row_from[i] + at, row_k);
+    }
+  };
+  const int steps = (p.k + BK - 1) / BK;
+  if (p.b_at_rest) {
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; ++s) {
+      if (s < steps) issue_rows(s, s * BK);
+    }
+    gpu::wait_for_previous();
+  }
+  gpu::allow_next();
+
   const int token_chunk = tid % T::kTokenChunks;
   const uint16_t* token_from[T::kTokenCopies];
   bool token_valid[T::kTokenCopies];
@@ -90,40 +125,23 @@ __global__ void __launch_bounds__(32 * W, 1) few_rows_kernel(const ForwardParams
     token_from[i] = a + a_row(token_valid[i] ? r : 0) * p.lda + token_chunk * 8;
   }
   const uint32_t token_to = base + tid / T::kTokenChunks * T::kTokenStride + token_chunk * 16;
-  const int row_chunk = tid % T::kChunks;
-  const int64_t row_bytes = static_cast<int64_t>(p.k) * Traits::kBitsPerValue / 8;
-  const unsigned char* row_from[T::kRowCopies];
-#pragma unroll
-  for (int i = 0; i < T::kRowCopies; ++i) {
-    const int r = min(col_begin + tid / T::kChunks + i * T::kRowsAtOnce, p.n - 1);
-    row_from[i] = static_cast<const unsigned char*>(weight.data) + r * row_bytes + row_chunk * CHUNK;
-  }
-  const uint32_t row_to = base + T::kTokenBytes + tid / T::kChunks * T::kRowStride + row_chunk * CHUNK;
-
-  const auto issue = [&](int stage, int k0) {
-    const uint32_t offset = stage * T::kStageBytes;
+  const auto issue_tokens = [&](int stage, int k0) {
     const bool token_k = k0 + token_chunk * 8 < p.k;
 #pragma unroll
     for (int i = 0; i < T::kTokenCopies; ++i) {
       if (T::kTokens % T::kTokensAtOnce == 0 || tid / T::kTokenChunks + i * T::kTokensAtOnce < T::kTokens) {
         const bool valid = token_k && token_valid[i];
-        copy_async<16>(token_to + offset + i * T::kTokensAtOnce * T::kTokenStride,
+        copy_async<16>(token_to + stage * T::kStageBytes + i * T::kTokensAtOnce * T::kTokenStride,
                        valid ? token_from[i] + k0 : token_from[i], valid);
       }
     }
-    const int byte0 = k0 / 8 * Traits::kBitsPerValue;
-    const bool row_k = byte0 + row_chunk * CHUNK < row_bytes;
-    const int at = row_k ? byte0 : 0;
-#pragma unroll
-    for (int i = 0; i < T::kRowCopies; ++i) {
-      copy_async<CHUNK>(row_to + offset + i * T::kRowsAtOnce * T::kRowStride, row_from[i] + at, row_k);
-    }
   };
-
-  const int steps = (p.k + BK - 1) / BK;
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) {
-    if (s < steps) issue(s, s * BK);
+    if (s < steps) {
+      issue_tokens(s, s * BK);
+      if (!p.b_at_rest) issue_rows(s, s * BK);
+    }
     copy_commit();
   }
 
@@ -241,7 +259,10 @@ __global__ void __launch_bounds__(32 * W, 1) few_rows_kernel(const ForwardParams
       copy_wait<STAGES - 2>();
       __syncthreads();
       const int next = it + STAGES - 1;
-      if (next < steps) issue(next % STAGES, next * BK);
+      if (next < steps) {
+        issue_tokens(next % STAGES, next * BK);
+        issue_rows(next % STAGES, next * BK);
+      }
       copy_commit();
       if (F == WeightFormat::kMXFP8 && large) {
         compute(active_tiles, Constant<true>{}, it % STAGES, it * BK);
@@ -294,7 +315,7 @@ void launch_few_rows(const ForwardParams& p, int32_t row_tiles, int32_t depth, S
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   const dim3 grid(static_cast<unsigned>((p.n + T::kRows - 1) / T::kRows), static_cast<unsigned>(row_tiles),
                   static_cast<unsigned>(depth));
-  kernel<<<grid, T::kThreads, bytes, stream>>>(p, T::scale_stride(p.k));
+  gpu::launch_overlapped(kernel, grid, T::kThreads, bytes, stream, p, T::scale_stride(p.k));
   check_launch("gemm_forward");
 }
 

@@ -21,12 +21,13 @@ struct ForwardParams {
   int32_t m, n, k;
   float inverse;  // NVFP4: fl(1/(36 R_a R_b))
   bool c_bf16, accumulate;
+  bool fragments;  // GemmForward's
   const GroupTile* tiles;
   const int32_t* num_tiles;
   const GemmWeight* experts;
   const int32_t* gather;
   int64_t a_batch, b_batch, c_batch;
-  bool b_at_rest;  // GemmForward's
+  bool b_at_rest;  // GemmForward's, and that of the groups
 };
 
 // Writes two neighbouring outputs.

@@ -90,6 +90,9 @@ __device__ inline uint4 load_shared_16(uint32_t address) {
   return v;
 }
 
+__device__ inline void store_shared_8(uint32_t address, uint32_t x, uint32_t y) {
+  asm volatile("st.shared.v2.u32 [%0], {%1,%2};\n" ::"r"(address), "r"(x), "r"(y) : "memory");
+}
 __device__ inline uint2 load_shared_8(uint32_t address) {
   uint2 v;
   asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];\n" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
@@ -115,6 +118,24 @@ __device__ inline uint32_t load_shared_1(uint32_t address) {
 __device__ inline uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
   uint32_t d;
   asm("mul.rn.bf16x2 %0, %1, %2;\n" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+// Two bf16 times the low (HIGH: the high) bf16 of `pair`.
+template <bool HIGH>
+__device__ inline uint32_t multiply_by_half(uint32_t a, uint32_t pair) {
+  uint32_t d;
+  if constexpr (HIGH) {
+    asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %2;\nmov.b32 both, {high, high};\n"
+        "mul.rn.bf16x2 %0, %1, both;\n}\n"
+        : "=r"(d)
+        : "r"(a), "r"(pair));
+  } else {
+    asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %2;\nmov.b32 both, {low, low};\n"
+        "mul.rn.bf16x2 %0, %1, both;\n}\n"
+        : "=r"(d)
+        : "r"(a), "r"(pair));
+  }
   return d;
 }
 

@@ -23,7 +23,9 @@ class Product {
   kernels::cuda::GemmForward g_;
 };
 
-// The rows of every expert times its weight [n,k], into bf16. `num_tables` layers' weights take turns.
+// The rows of every expert times its weight [n,k], into bf16. `num_tables` layers' weights take turns, read
+// from copies in fragment order where few rows meet them and there is such an order. Weights and the list of
+// tiles are older than the launch before.
 class ExpertProduct {
  public:
   // gather: rows come from those of the tokens, else they are sorted.
@@ -41,6 +43,7 @@ class ExpertProduct {
   const Routed& routed_;
   const int64_t inputs_, num_tables_, experts_;
   std::vector<kernels::cuda::GemmWeight> entries_;
+  Memory fragments_;
   Memory tables_;
   kernels::cuda::GemmGroups groups_;
   kernels::cuda::GemmForward g_;

@@ -1,5 +1,7 @@
 #include "bench/launches.hpp"
 #include "kernels/copy/read_cuda.hpp"
+#include "kernels/gemm/fragments.hpp"
+#include "kernels/gemm/fragments_cuda.hpp"
 
 namespace accord::bench {
 
@@ -51,7 +53,20 @@ ExpertProduct::ExpertProduct(DeviceBench& bench, WeightFormat format, const Size
       g_(forward_product(format, sizes.sorted, n, k, /*bf16=*/true)) {
   entries_.reserve(static_cast<size_t>(num_tables * experts_));
   for (int64_t e = 0; e < num_tables * experts_; ++e) entries_.push_back(bench.weight(format, n, k));
+  g_.fragments = groups_.tile_rows == kernels::kFragmentRows && kernels::takes_fragments(format, n, k);
+  if (g_.fragments) {
+    const int64_t bytes = kernels::fragments_bytes(format, n, k);
+    fragments_ = bench.gpu().allocate(entries_.size() * static_cast<size_t>(bytes));
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      entries_[i].fragments = fragments_.as<uint8_t>() + static_cast<int64_t>(i) * bytes;
+    }
+  }
   tables_ = bench.gpu().upload(entries_);
+  if (g_.fragments) {
+    cuda::to_fragments(format, n, k, tables_.as<cuda::GemmWeight>(), static_cast<int32_t>(entries_.size()),
+                       bench.stream());
+  }
+  g_.b_at_rest = groups_.at_rest = true;
   groups_.gather = gather ? routed.tokens.as<int32_t>() : nullptr;
   g_.groups = &groups_;
 }

@@ -29,6 +29,7 @@ class DevicePlace final : public RolloutPlace {
     model_ = must(model::CudaModel::create(
         policy.config, must(model::bind_weights(policy.config, policy.manifest, arena_.data())),
         gpu_.device(), gpu_.stream()));
+    must(model_->keep_expert_fragments());
     must(model_->check_weights());
   }
 

@@ -32,6 +32,7 @@ struct WholeModel::Impl {
     fill_arena(policy, arena.as<std::byte>(), bench.gpu());
     model = must(model::CudaModel::create(
         config, must(model::bind_weights(config, policy.manifest, arena.data())), gpu, bench.gpu().stream()));
+    if (phase.decode) must(model->keep_expert_fragments());
     must(model->check_weights());
     const KvWidths widths = kv_widths(config);
     const int64_t cache_rows = phase.cache_rows();

@@ -48,6 +48,7 @@ struct Arguments {
 
 struct Memory {
   int64_t arena = 0;
+  int64_t fragments = 0;  // rollout, copies of experts' weights
   int64_t kv_cache = 0;   // rollout
   int64_t masters = 0;    // trainer, fp32; of the rank that has most, like the rest
   int64_t moments = 0;    // trainer, two of fp32
@@ -55,7 +56,7 @@ struct Memory {
   int64_t originals = 0;  // trainer, BF16 of weights that another rank owns
   int64_t reference = 0;  // trainer, the reference policy in BF16
 
-  int64_t rollout_worker() const { return arena + kv_cache; }
+  int64_t rollout_worker() const { return arena + fragments + kv_cache; }
   int64_t trainer_worker() const { return arena + masters + moments + gradients + originals + reference; }
 };
 
@@ -192,8 +193,9 @@ Status add_trainer_memory(const DryRun& run, Memory& memory) {
   return absl::OkStatus();
 }
 
-// What a rollout worker may take for keys and values if the run started here now.
-int64_t cache_budget(DryRun& run) {
+// What a rollout worker may take for keys and values if the run started here now, beside what it keeps of
+// experts.
+int64_t cache_budget(DryRun& run, Memory& memory) {
   const auto devices = controller::choose_devices(run.recipe, controller::this_machine());
   if (!devices.ok()) {
     run.warnings.push_back(fmt::format("a run on this machine is refused: {}", message_of(devices.status())));
@@ -202,13 +204,14 @@ int64_t cache_budget(DryRun& run) {
   if (!devices->cuda) {
     return controller::kAutoCacheBytes;
   }
+  memory.fragments = controller::expert_fragment_bytes(run.recipe, run.manifest);
   const auto found = list_cuda_devices();
   const auto device = Device::open(devices->rollout.front());
-  const StatusOr<int64_t> budget = !found.ok() ? found.status()
-                                   : !device.ok()
-                                       ? device.status()
-                                       : controller::device_cache_bytes(*device, run.recipe.rollout.workers,
-                                                                        static_cast<int64_t>(found->size()));
+  const StatusOr<int64_t> budget =
+      !found.ok()    ? found.status()
+      : !device.ok() ? device.status()
+                     : controller::device_cache_bytes(*device, run.recipe.rollout.workers,
+                                                      static_cast<int64_t>(found->size()), memory.fragments);
   if (!budget.ok()) {
     run.warnings.push_back(fmt::format("a run on this machine fails: {}", message_of(budget.status())));
     return controller::kAutoCacheBytes;
@@ -220,7 +223,7 @@ StatusOr<Memory> memory_of(DryRun& run) {
   const int64_t row = kv_row_bytes(run.config, size_of(run.recipe.model.compute_dtype));
   Memory memory;
   memory.arena = run.manifest.arena_bytes;
-  memory.kv_cache = controller::kv_cache_rows(run.recipe, row, cache_budget(run)) * row;
+  memory.kv_cache = controller::kv_cache_rows(run.recipe, row, cache_budget(run, memory)) * row;
   ACCORD_RETURN_IF_ERROR(add_trainer_memory(run, memory));
   return memory;
 }
@@ -283,8 +286,9 @@ std::string to_text(const DryRun& run) {
                      run.config.num_layers, run.parameters);
   out += fmt::format("plan digest       {}\n", run.plan.digest);
   out += fmt::format("manifest digest   {}\n", run.manifest.digest);
-  out += fmt::format("rollout workers   {}, each {}: weights {}, KV cache up to {}\n",
+  out += fmt::format("rollout workers   {}, each {}: weights {}, {}KV cache up to {}\n",
                      run.recipe.rollout.workers, bytes_text(m.rollout_worker()), bytes_text(m.arena),
+                     m.fragments > 0 ? fmt::format("experts again {}, ", bytes_text(m.fragments)) : "",
                      bytes_text(m.kv_cache));
   out += fmt::format(
       "trainer workers   {}, each {} and activations: weights {}, masters {}, moments {}, gradients {}{}{}\n",
@@ -324,14 +328,15 @@ std::string to_json(const DryRun& run) {
   out["plan"] = Json::parse(run.plan.to_json());
   out["summary"] = summary_json(precision::summarize(run.plan));
   out["manifest"] = {{"digest", run.manifest.digest}, {"arena_bytes", run.manifest.arena_bytes}};
-  out["memory_bytes"] = {{"rollout_worker", {{"weights", m.arena}, {"kv_cache", m.kv_cache}}},
-                         {"trainer_worker",
-                          {{"weights", m.arena},
-                           {"masters", m.masters},
-                           {"moments", m.moments},
-                           {"gradients", m.gradients},
-                           {"originals", m.originals},
-                           {"reference", m.reference}}}};
+  out["memory_bytes"] = {
+      {"rollout_worker", {{"weights", m.arena}, {"expert_fragments", m.fragments}, {"kv_cache", m.kv_cache}}},
+      {"trainer_worker",
+       {{"weights", m.arena},
+        {"masters", m.masters},
+        {"moments", m.moments},
+        {"gradients", m.gradients},
+        {"originals", m.originals},
+        {"reference", m.reference}}}};
   out["warnings"] = run.warnings;
   out["refused"] = Json::array();
   for (const Status& status : run.refused) {

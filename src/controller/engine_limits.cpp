@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "model/forward.hpp"
+
 namespace accord::controller {
 
 int available_cores() {
@@ -42,10 +44,16 @@ int64_t device_cache_bytes(int64_t total_bytes, int64_t free_bytes, int64_t pool
   return std::min(total_bytes / 4, free_bytes / 2) / here;
 }
 
-StatusOr<int64_t> device_cache_bytes(const Device& device, int64_t pool_workers, int64_t num_devices) {
+StatusOr<int64_t> device_cache_bytes(const Device& device, int64_t pool_workers, int64_t num_devices,
+                                     int64_t reserved_bytes) {
   ACCORD_ASSIGN_OR_RETURN(const DeviceInfo info, device.info());
   ACCORD_ASSIGN_OR_RETURN(const int64_t free, device.free_bytes());
-  return device_cache_bytes(info.total_bytes, free, pool_workers, num_devices);
+  return device_cache_bytes(info.total_bytes, std::max<int64_t>(0, free - reserved_bytes), pool_workers,
+                            num_devices);
+}
+
+int64_t expert_fragment_bytes(const recipe::Recipe& recipe, const WeightManifest& manifest) {
+  return recipe.rollout.expert_fragments ? model::expert_fragment_bytes(manifest) : 0;
 }
 
 }  // namespace accord::controller

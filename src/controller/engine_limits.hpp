@@ -24,8 +24,13 @@ int64_t kv_cache_rows(const recipe::Recipe& recipe, int64_t bytes_per_row, int64
 
 // That budget on a CUDA device: a quarter of its memory, at most half of what is free, divided among the
 // members of a pool of `pool_workers` that are on it when they are spread over `num_devices`.
-StatusOr<int64_t> device_cache_bytes(const Device& device, int64_t pool_workers, int64_t num_devices);
+// `reserved_bytes`: of what is free, which something else will take.
+StatusOr<int64_t> device_cache_bytes(const Device& device, int64_t pool_workers, int64_t num_devices,
+                                     int64_t reserved_bytes = 0);
 int64_t device_cache_bytes(int64_t total_bytes, int64_t free_bytes, int64_t pool_workers,
                            int64_t num_devices);
+
+// What rollout.expert_fragments takes on a CUDA device (model::expert_fragment_bytes).
+int64_t expert_fragment_bytes(const recipe::Recipe& recipe, const WeightManifest& manifest);
 
 }  // namespace accord::controller

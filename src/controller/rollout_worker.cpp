@@ -93,6 +93,7 @@ Status RolloutWorkerImpl::make_model() {
       kv_cache_rows(recipe, kv_row_bytes(config, size_of(recipe.model.compute_dtype)), budget);
   options.engine.run_seed = recipe.run.seed;
   options.engine.cuda_graphs = recipe.rollout.cuda_graphs;
+  options.expert_fragments = recipe.rollout.expert_fragments;
   options.engine.record_routing = recipe.algorithm.routing_replay;
   options.detokenize = [this](std::span<const int32_t> ids) { return tokenizer_->decode(ids, true); };
   ACCORD_ASSIGN_OR_RETURN(model::PolicyWeights weights,
@@ -102,6 +103,8 @@ Status RolloutWorkerImpl::make_model() {
                             serve_on_cuda(config, std::move(weights), device_, stream_, std::move(options)));
   } else {
     if (!recipe.rollout.cuda_graphs) log::warn("rollout.cuda_graphs: false does nothing on the CPU");
+    if (!recipe.rollout.expert_fragments)
+      log::warn("rollout.expert_fragments: false does nothing on the CPU");
     ACCORD_ASSIGN_OR_RETURN(model_, serve_on_cpu(config, std::move(weights), *pool_, std::move(options)));
   }
   return absl::OkStatus();
@@ -112,7 +115,8 @@ StatusOr<int64_t> RolloutWorkerImpl::cache_bytes() const {
     return kAutoCacheBytes;
   }
   ACCORD_ASSIGN_OR_RETURN(const std::vector<DeviceInfo> devices, list_cuda_devices());
-  return device_cache_bytes(device_, policy_->recipe.rollout.workers, static_cast<int64_t>(devices.size()));
+  return device_cache_bytes(device_, policy_->recipe.rollout.workers, static_cast<int64_t>(devices.size()),
+                            expert_fragment_bytes(policy_->recipe, policy_->manifest));
 }
 
 Status RolloutWorkerImpl::join(const GroupJob& job) {

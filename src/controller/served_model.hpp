@@ -28,6 +28,7 @@ class ServedModel {
 
 struct ServedModelOptions {
   Dtype compute_dtype = Dtype::kBF16;  // of the CPU; devices compute in BF16
+  bool expert_fragments = false;  // on a device: CudaModel::keep_expert_fragments
   rollout::EngineOptions engine;
   rollout::Detokenize detokenize;
 };

@@ -27,6 +27,7 @@ StatusOr<std::unique_ptr<ServedModel>> serve_on_cuda(const ModelConfig& config, 
                                                      ServedModelOptions options) {
   ACCORD_ASSIGN_OR_RETURN(std::unique_ptr<model::CudaModel> model,
                           model::CudaModel::create(config, std::move(weights), device, stream));
+  if (options.expert_fragments) ACCORD_RETURN_IF_ERROR(model->keep_expert_fragments());
   ACCORD_ASSIGN_OR_RETURN(std::unique_ptr<rollout::Engine> engine,
                           rollout::Engine::create(*model, options.engine, std::move(options.detokenize)));
   return std::make_unique<CudaServedModel>(std::move(model), std::move(engine));

@@ -1,6 +1,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "kernels/gemm/fragments.hpp"
 #include "model/forward.hpp"
 
 namespace accord::model {
@@ -218,6 +219,17 @@ StatusOr<PolicyWeights> bind_weights(const ModelConfig& config, const WeightMani
     }
   }
   return out;
+}
+
+int64_t expert_fragment_bytes(const WeightManifest& manifest) {
+  int64_t bytes = 0;
+  for (const WeightEntry& e : manifest.entries) {
+    const bool routed = e.name.find(".mlp.experts.") != std::string::npos;
+    if (routed && e.shape.size() == 2 && kernels::takes_fragments(e.format, e.shape[0], e.shape[1])) {
+      bytes += kernels::fragments_bytes(e.format, e.shape[0], e.shape[1]);
+    }
+  }
+  return bytes;
 }
 
 }  // namespace accord::model

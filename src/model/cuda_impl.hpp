@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/attention/attention_cuda.hpp"
+#include "kernels/gemm/fragments.hpp"
 #include "kernels/gemm/gemm_cuda.hpp"
 #include "kernels/rope/rope.hpp"
 #include "model/cuda_linear.hpp"
@@ -14,10 +15,15 @@ namespace accord::model {
 
 // The parts of a layer that CudaModel::Impl keeps between calls.
 struct CudaExperts {
-  DeviceBuffer weights;  // GemmWeight [3][E]: gate, up, down
+  DeviceBuffer weights;    // GemmWeight [3][E]: gate, up, down
+  DeviceBuffer fragments;  // of those that have any (keep_expert_fragments)
   const kernels::cuda::GemmWeight* gate = nullptr;
   const kernels::cuda::GemmWeight* up = nullptr;
   const kernels::cuda::GemmWeight* down = nullptr;
+
+  bool has_fragments(const LinearWeight& any) const {
+    return fragments.data() != nullptr && kernels::takes_fragments(any.format, any.n, any.k);
+  }
 };
 
 // The batch on the device. Rows that decode (segments of one row at the batch's start) and the others run as
@@ -50,7 +56,8 @@ struct CudaModel::Impl {
         linears(d, s) {}
 
   Status check_shapes() const;
-  Status upload_experts();
+  Status upload_experts(bool fragments);
+  void make_fragments();
   Status find_block_scaled();
   Status ensure_rope(int64_t positions);
   Status reserve(int64_t rows);

@@ -246,17 +246,21 @@ class LayerRun {
     const MatrixView up = matrix(t_.up, width);
     groups.gather = order.sorted_tokens;
     groups.experts = experts_.gate;
-    m_.linears.grouped(operand, weights, &MlpWeights::gate, groups, gate);
+    const auto multiply = [&](LinearWeight MlpWeights::*part, MatrixView y) {
+      m_.linears.grouped(operand, weights, part, groups, experts_.has_fragments(any.*part), y);
+    };
+    multiply(&MlpWeights::gate, gate);
     if (operand.format != any.up.activation_format()) {
       operand = m_.linears.operand(norm, any.up.activation_format());
     }
+    groups.at_rest = true;
     groups.experts = experts_.up;
-    m_.linears.grouped(operand, weights, &MlpWeights::up, groups, up);
+    multiply(&MlpWeights::up, up);
     groups.gather = nullptr;
     operand = m_.linears.swiglu_operand(gate, up, matrix(t_.act, width), any.down.activation_format(), keep_);
     groups.experts = experts_.down;
     const MatrixView down = matrix(t_.down, hidden);
-    m_.linears.grouped(operand, weights, &MlpWeights::down, groups, down);
+    multiply(&MlpWeights::down, down);
 
     // x = x_mid + (experts + shared experts), each sum rounded, as transformers adds them.
     const MatrixView x_mid = bf16(t_.x_mid, hidden);

@@ -73,11 +73,11 @@ class CudaLinears {
   };
   void linears(const CudaOperand& a, std::initializer_list<Output> outputs);
   // The same over the sorted rows of experts, whose weights of this kind have one shape and format. Before
-  // the products of a layer, begin_experts.
+  // the products of a layer, begin_experts. `fragments`: GemmForward::fragments.
   void begin_experts(std::span<const MlpWeights> experts, const ExpertRows& rows);
   void grouped(const CudaOperand& a, std::span<const MlpWeights> experts,
                kernels::LinearWeight MlpWeights::*part, const kernels::cuda::GemmGroups& groups,
-               MatrixView y);
+               bool fragments, MatrixView y);
 
  private:
   // `expanded`: the quantizer has filled values_ as well.

@@ -211,7 +211,8 @@ void CudaLinears::begin_experts(std::span<const MlpWeights> experts, const Exper
 }
 
 void CudaLinears::grouped(const CudaOperand& a, std::span<const MlpWeights> experts,
-                          LinearWeight MlpWeights::*part, const cuda::GemmGroups& groups, MatrixView y) {
+                          LinearWeight MlpWeights::*part, const cuda::GemmGroups& groups, bool fragments,
+                          MatrixView y) {
   const LinearWeight& any = experts[0].*part;
   if (block_scaled_ != nullptr && block_scaled_->takes(any, y.dtype)) {
     require(a.format == any.activation_format(), "a.format == any.activation_format()");
@@ -225,6 +226,7 @@ void CudaLinears::grouped(const CudaOperand& a, std::span<const MlpWeights> expe
   }
   cuda::GemmForward g = product(a, any, y);
   g.groups = &groups;
+  g.fragments = fragments;
   cuda::gemm_forward(g, stream_.handle());
 }
 

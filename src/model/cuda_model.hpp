@@ -73,6 +73,10 @@ class CudaModel {
   // What computes its products, where that is more than the device (Device::arithmetic): cuBLASLt's version
   // and a digest of the algorithms that were chosen. Else empty.
   std::string products() const;
+  // Also keeps routed experts' quantized weights in the order that products of few rows read best
+  // (kernels/gemm/fragments.hpp), where a layer's shapes have one: expert_fragment_bytes more memory, the
+  // same bits. check_weights() makes those copies. Error: no memory for them.
+  Status keep_expert_fragments();
   // Whether launches of a batch may be captured as a graph: not where cuBLASLt multiplies, as experts'
   // products wait for the host, and what it does under capture has not been tried.
   bool capturable() const;

@@ -1,8 +1,11 @@
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "device/launch.hpp"
 #include "kernels/embedding/embedding_cuda.hpp"
+#include "kernels/gemm/fragments.hpp"
+#include "kernels/gemm/fragments_cuda.hpp"
 #include "kernels/moe/moe_cuda.hpp"
 #include "kernels/rmsnorm/rmsnorm_cuda.hpp"
 #include "kernels/rope/rope_cuda.hpp"
@@ -17,7 +20,13 @@ namespace {
 namespace cuda = kernels::cuda;
 using cuda::GemmWeight;
 
+constexpr std::array kExpertParts = {&MlpWeights::gate, &MlpWeights::up, &MlpWeights::down};
+
 GemmWeight gemm_weight(const LinearWeight& w) { return {w.data, w.scales, w.outer}; }
+
+int64_t fragment_bytes(const LinearWeight& w) {
+  return kernels::takes_fragments(w.format, w.n, w.k) ? kernels::fragments_bytes(w.format, w.n, w.k) : 0;
+}
 
 struct NamedWeight {
   std::string name;
@@ -84,7 +93,7 @@ StatusOr<std::unique_ptr<CudaModel>> CudaModel::create(const ModelConfig& config
   }
   auto impl = std::make_unique<Impl>(config, std::move(weights), device, stream);
   ACCORD_RETURN_IF_ERROR(impl->check_shapes());
-  ACCORD_RETURN_IF_ERROR(impl->upload_experts());
+  ACCORD_RETURN_IF_ERROR(impl->upload_experts(false));
   ACCORD_RETURN_IF_ERROR(impl->find_block_scaled());
   ACCORD_ASSIGN_OR_RETURN(impl->batch.copied, Event::create(device));
   return std::unique_ptr<CudaModel>(new CudaModel(std::move(impl)));
@@ -123,26 +132,64 @@ Status CudaModel::Impl::check_shapes() const {
   return check_linear({"lm_head", &weights.lm_head});
 }
 
-Status CudaModel::Impl::upload_experts() {
+Status CudaModel::Impl::upload_experts(bool fragments) {
   experts.resize(weights.layers.size());
   for (size_t layer = 0; layer < weights.layers.size(); ++layer) {
     const LayerWeights& w = weights.layers[layer];
     if (w.router.n == 0) continue;
     const size_t count = w.mlp.size();
-    std::vector<GemmWeight> table;
-    for (const auto part : {&MlpWeights::gate, &MlpWeights::up, &MlpWeights::down}) {
-      for (const MlpWeights& mlp : w.mlp) table.push_back(gemm_weight(mlp.*part));
-    }
     CudaExperts& e = experts[layer];
-    const size_t bytes = table.size() * sizeof(GemmWeight);
-    ACCORD_RETURN_IF_ERROR(e.weights.ensure(device, bytes));
-    ACCORD_RETURN_IF_ERROR(stream.copy(e.weights.data(), table.data(), bytes));
+    std::vector<GemmWeight> table;
+    int64_t bytes = 0;
+    for (const auto part : kExpertParts) {
+      const int64_t each = fragments ? fragment_bytes(w.mlp[0].*part) : 0;
+      for (const MlpWeights& mlp : w.mlp) table.push_back(gemm_weight(mlp.*part));
+      bytes += each * static_cast<int64_t>(count);
+    }
+    if (bytes > 0) {
+      const Status allocated = e.fragments.ensure(device, static_cast<size_t>(bytes));
+      if (!allocated.ok()) {
+        return unavailable_error(
+            "model.layers.{}: no memory for a second copy of its experts ({} bytes); set "
+            "rollout.expert_fragments: false to do without: {}",
+            layer, bytes, message_of(allocated));
+      }
+    }
+    auto* at = e.fragments.as<std::byte>();
+    for (size_t part = 0; part < kExpertParts.size(); ++part) {
+      const int64_t each = fragments ? fragment_bytes(w.mlp[0].*kExpertParts[part]) : 0;
+      for (size_t i = 0; each > 0 && i < count; ++i, at += each) table[part * count + i].fragments = at;
+    }
+    const size_t table_bytes = table.size() * sizeof(GemmWeight);
+    ACCORD_RETURN_IF_ERROR(e.weights.ensure(device, table_bytes));
+    ACCORD_RETURN_IF_ERROR(stream.copy(e.weights.data(), table.data(), table_bytes));
     ACCORD_RETURN_IF_ERROR(stream.synchronize());
     e.gate = e.weights.as<GemmWeight>();
     e.up = e.gate + count;
     e.down = e.up + count;
   }
   return absl::OkStatus();
+}
+
+void CudaModel::Impl::make_fragments() {
+  for (size_t layer = 0; layer < experts.size(); ++layer) {
+    const CudaExperts& e = experts[layer];
+    if (e.fragments.data() == nullptr) continue;
+    const std::vector<MlpWeights>& mlp = weights.layers[layer].mlp;
+    const GemmWeight* table = e.gate;
+    for (const auto part : kExpertParts) {
+      const LinearWeight& any = mlp[0].*part;
+      const auto count = static_cast<int32_t>(mlp.size());
+      if (fragment_bytes(any) > 0) cuda::to_fragments(any.format, any.n, any.k, table, count, handle());
+      table += count;
+    }
+  }
+}
+
+Status CudaModel::keep_expert_fragments() {
+  if (impl_->linears.block_scaled() != nullptr) return absl::OkStatus();  // which has an order of its own
+  ACCORD_RETURN_IF_ERROR(impl_->device.make_current());
+  return impl_->upload_experts(true);
 }
 
 Status CudaModel::Impl::find_block_scaled() {
@@ -267,6 +314,7 @@ Status CudaModel::check_replay(std::span<const int32_t> ids, int64_t num_rows) c
 Status CudaModel::check_weights() {
   Impl& m = *impl_;
   m.linears.weights_changed();
+  m.make_fragments();
   std::vector<NamedWeight> checked;
   for (size_t layer = 0; layer < m.weights.layers.size(); ++layer) {
     for (NamedWeight& named : linears_of(m.weights.layers[layer], static_cast<int64_t>(layer))) {

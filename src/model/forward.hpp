@@ -120,6 +120,9 @@ struct PolicyWeights {
 StatusOr<PolicyWeights> bind_weights(const ModelConfig& config, const WeightManifest& manifest,
                                      const void* arena);
 
+// Bytes of what CudaModel::keep_expert_fragments keeps.
+int64_t expert_fragment_bytes(const WeightManifest& manifest);
+
 class Model {
  public:
   // `compute_dtype`: kF32 or kBF16, the dtype of activations and the KV cache. `pool` must outlive the model.

@@ -161,6 +161,7 @@ void emit_rollout(const RolloutPart& rollout, Emitter& e) {
   e.whole("max_batch_rows", rollout.max_batch_rows);
   e.whole("kv_cache_tokens", rollout.kv_cache_tokens);
   e.flag("cuda_graphs", rollout.cuda_graphs);
+  e.flag("expert_fragments", rollout.expert_fragments);
   e.close();
 }
 

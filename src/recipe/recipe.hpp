@@ -122,6 +122,7 @@ struct RolloutPart {
   int64_t max_batch_rows = 256;  // tokens of one forward: decoding sequences and prompt tokens together
   int64_t kv_cache_tokens = 0;   // 0: chosen from the batch limits
   bool cuda_graphs = true;       // on CUDA devices; the CPU has none
+  bool expert_fragments = true;  // on CUDA devices: CudaModel::keep_expert_fragments
   bool operator==(const RolloutPart&) const = default;
 };
 

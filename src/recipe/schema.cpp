@@ -163,6 +163,7 @@ void read_rollout(MapReader map, RolloutPart& rollout) {
   map.integer("max_batch_rows", rollout.max_batch_rows, 1, 1'000'000);
   map.integer("kv_cache_tokens", rollout.kv_cache_tokens, 0, int64_t{1} << 40);
   map.boolean("cuda_graphs", rollout.cuda_graphs);
+  map.boolean("expert_fragments", rollout.expert_fragments);
   map.finish();
 }
 

@@ -14,6 +14,8 @@
 #include "gpu_bench.hpp"
 #include "kernels/attention/attention_cuda.hpp"
 #include "kernels/copy/read_cuda.hpp"
+#include "kernels/gemm/fragments.hpp"
+#include "kernels/gemm/fragments_cuda.hpp"
 #include "kernels/gemm/gemm_cuda.hpp"
 
 using namespace accord;
@@ -146,6 +148,9 @@ void experts(Bench& b, int64_t tokens, int64_t n, int64_t k, const char* only = 
     const double values = static_cast<double>(used * n * k);
     const int64_t layers = static_cast<int64_t>(256e6 / bytes_of(f, values)) + 1;
     const Weights w = make_weights(b, f, layers * count * n * k);
+    const bool has_fragments = kernels::takes_fragments(f, n, k);
+    const int64_t fragment_bytes = has_fragments ? kernels::fragments_bytes(f, n, k) : 0;
+    const Memory fragment_memory = b.allocate(static_cast<size_t>(layers * count * fragment_bytes) + 16);
     std::vector<Memory> tables;
     std::vector<Memory> used_tables;
     for (int64_t layer = 0; layer < layers; ++layer) {
@@ -153,10 +158,21 @@ void experts(Bench& b, int64_t tokens, int64_t n, int64_t k, const char* only = 
       std::vector<GemmWeight> used_table;
       for (int32_t e = 0; e < count; ++e) {
         table.push_back(w.at(f, layer * count + e, n, k));
+        if (has_fragments) {
+          table.back().fragments = fragment_memory.as<uint8_t>() + (layer * count + e) * fragment_bytes;
+        }
         if (!of[static_cast<size_t>(e)].empty()) used_table.push_back(table.back());
       }
       tables.push_back(b.upload(table));
       used_tables.push_back(b.upload(used_table));
+      if (has_fragments) to_fragments(f, n, k, tables.back().as<GemmWeight>(), count, b.stream());
+    }
+    if (has_fragments) {
+      const double make = b.milliseconds([&](int i) {
+        to_fragments(f, n, k, tables[static_cast<size_t>(i % layers)].as<GemmWeight>(), count, b.stream());
+      });
+      std::printf("fragments of a layer: %.1f us, %.2f TB/s read and written\n", make * 1e3,
+                  2.0 * static_cast<double>(count * fragment_bytes) / make * 1e-9);
     }
     const int32_t tile_rows = group_tile_rows(rows, count);
     const int32_t bound = group_tiles_bound(rows, count, tile_rows);
@@ -174,32 +190,38 @@ void experts(Bench& b, int64_t tokens, int64_t n, int64_t k, const char* only = 
       plain_read(used_tables[static_cast<size_t>(i % layers)].as<GemmWeight>(), static_cast<int32_t>(used),
                  data_bytes, scale_bytes, sink.as<uint32_t>(), b.stream());
     });
-    const double ms = b.milliseconds([&](int i) {
-      GemmGroups groups;
-      groups.tiles = tiles.as<GroupTile>();
-      groups.num_tiles = num_tiles.as<int32_t>();
-      groups.max_tiles = bound;
-      groups.tile_rows = tile_rows;
-      groups.experts = tables[static_cast<size_t>(i % layers)].as<GemmWeight>();
-      groups.gather = device_gather.as<int32_t>();
-      GemmForward g;
-      g.format = f;
-      g.m = rows;
-      g.n = n;
-      g.k = k;
-      g.a = a.as<BF16>();
-      g.lda = k;
-      g.a_outer = outer.as<float>();
-      g.c = {c.data(), n, true, false};
-      g.groups = &groups;
-      gemm_forward(g, b.stream());
-    });
-    b.report("experts " + std::string(name_of(f)) + " tokens=" + std::to_string(tokens) +
-                 " used=" + std::to_string(used) + " N=" + std::to_string(n) + " K=" + std::to_string(k),
-             ms, bytes_of(f, values) + 2.0 * static_cast<double>(tokens * k + rows * n),
-             2.0 * static_cast<double>(rows) * static_cast<double>(n * k));
-    std::printf("%62s %9.2f us, of which the product reaches %5.1f %%\n", "plain read", read_ms * 1e3,
-                100.0 * read_ms / ms);
+    for (const bool fragments : {false, true}) {
+      if (fragments && !has_fragments) break;
+      const double ms = b.milliseconds([&](int i) {
+        GemmGroups groups;
+        groups.tiles = tiles.as<GroupTile>();
+        groups.num_tiles = num_tiles.as<int32_t>();
+        groups.max_tiles = bound;
+        groups.tile_rows = tile_rows;
+        groups.experts = tables[static_cast<size_t>(i % layers)].as<GemmWeight>();
+        groups.gather = device_gather.as<int32_t>();
+        GemmForward g;
+        g.format = f;
+        g.m = rows;
+        g.n = n;
+        g.k = k;
+        g.a = a.as<BF16>();
+        g.lda = k;
+        g.a_outer = outer.as<float>();
+        g.c = {c.data(), n, true, false};
+        g.groups = &groups;
+        g.b_at_rest = groups.at_rest = true;  // list and weights are older than the product before
+        g.fragments = fragments;
+        gemm_forward(g, b.stream());
+      });
+      b.report("experts " + std::string(name_of(f)) + " tokens=" + std::to_string(tokens) +
+                   " used=" + std::to_string(used) + " N=" + std::to_string(n) + " K=" + std::to_string(k) +
+                   (fragments ? " fragments" : ""),
+               ms, bytes_of(f, values) + 2.0 * static_cast<double>(tokens * k + rows * n),
+               2.0 * static_cast<double>(rows) * static_cast<double>(n * k));
+      std::printf("%62s %9.2f us, of which the product reaches %5.1f %%\n", "plain read", read_ms * 1e3,
+                  100.0 * read_ms / ms);
+    }
   }
 }
 

@@ -9,6 +9,8 @@
 
 #include "kernels/formats/decode.hpp"
 #include "kernels/gemm/exact.hpp"
+#include "kernels/gemm/fragments.hpp"
+#include "kernels/gemm/fragments_cuda.hpp"
 #include "kernels/gemm/gemm.hpp"
 #include "kernels/gemm/gemm_cuda.hpp"
 #include "kernels/gemm/wide_rows.hpp"
@@ -163,6 +165,26 @@ std::vector<GroupTile> read_tiles(const Launch& launch, const GemmGroups& groups
   return wide;
 }
 
+// A weight's rows from its fragments.
+class RowsOfFragments {
+ public:
+  RowsOfFragments(const Launch& launch, const GemmForward& g, const GemmWeight& w)
+      : codes_(static_cast<size_t>(g.format == WeightFormat::kNVFP4 ? g.n * g.k / 2 : g.n * g.k)),
+        scales_(static_cast<size_t>(g.n * g.k / (g.format == WeightFormat::kNVFP4 ? 16 : 32))) {
+    launch.needs(takes_fragments(g.format, g.n, g.k), "takes_fragments(format, n, k)");
+    launch.aligned(w.fragments, kVectorBytes, "fragments");
+    const void* from = launch.bytes(w.fragments, fragments_bytes(g.format, g.n, g.k));
+    from_fragments(g.format, g.n, g.k, static_cast<const uint8_t*>(from), codes_.data(), scales_.data());
+    if (g.format == WeightFormat::kNVFP4) outer_ = launch.at(w.outer, 1);
+  }
+  GemmWeight weight() const { return {codes_.data(), scales_.data(), outer_, nullptr}; }
+
+ private:
+  std::vector<uint8_t> codes_;
+  std::vector<uint8_t> scales_;
+  const float* outer_ = nullptr;
+};
+
 void grouped_forward(const Launch& launch, const GemmForward& g) {
   const GemmGroups& groups = *g.groups;
   const std::vector<GroupTile> tiles = read_tiles(launch, groups, g.m);
@@ -179,7 +201,14 @@ void grouped_forward(const Launch& launch, const GemmForward& g) {
         add_row(launch, g, g.a, gather == nullptr ? row : gather[r], row, rows);
       }
     }
-    multiply(g, rows, weight_at(launch, g.format, *launch.at(groups.experts + expert, 1), g.n, g.k), c);
+    const GemmWeight& weight = *launch.at(groups.experts + expert, 1);
+    if (g.fragments && groups.tile_rows == kFragmentRows) {
+      // As the GPU's kernels of few rows: a copy that is not of the arena's bytes would show.
+      RowsOfFragments from(launch, g, weight);
+      multiply(g, rows, from.weight(), c);
+    } else {
+      multiply(g, rows, weight_at(launch, g.format, weight, g.n, g.k), c);
+    }
   }
 }
 
@@ -306,6 +335,22 @@ void build_group_tiles(const int32_t* offsets, int32_t experts, int32_t tile_row
   }
   std::copy(list.begin(), list.end(), launch.at(tiles, static_cast<int64_t>(list.size())));
   *launch.at(num_tiles, 1) = count;
+}
+
+void to_fragments(WeightFormat format, int64_t n, int64_t k, const GemmWeight* weights, int32_t count,
+                  StreamHandle stream) {
+  if (emulation::recorded(stream, to_fragments, format, n, k, weights, count)) return;
+  const Launch launch("to_fragments", stream);
+  launch.needs(takes_fragments(format, n, k), "takes_fragments(format, n, k)");
+  const GemmWeight* all = launch.at(weights, count);
+  for (int32_t i = 0; i < count; ++i) {
+    const bool nvfp4 = format == WeightFormat::kNVFP4;
+    launch.aligned(all[i].data, kVectorBytes, "B");
+    const void* q = launch.bytes(all[i].data, nvfp4 ? n * k / 2 : n * k);
+    const uint8_t* scales = launch.at(all[i].scales, n * k / (nvfp4 ? 16 : 32));
+    void* to = launch.bytes(const_cast<void*>(all[i].fragments), fragments_bytes(format, n, k));
+    kernels::to_fragments(format, n, k, static_cast<const uint8_t*>(q), scales, static_cast<uint8_t*>(to));
+  }
 }
 
 void gemm_forward(const GemmForward& g, StreamHandle stream) {

@@ -6,6 +6,8 @@
 #include "base/philox.hpp"
 #include "exact_reference.hpp"
 #include "gpu.hpp"
+#include "kernels/gemm/fragments.hpp"
+#include "kernels/gemm/fragments_cuda.hpp"
 #include "kernels/gemm/gemm_cuda.hpp"
 #include "support/catch.hpp"
 
@@ -32,12 +34,18 @@ void check_groups(const Gpu& gpu, WeightFormat format, Data data, const std::vec
   }
   const TestActivations a = make_activations(format, make_data(data, tokens, k, 11), tokens, k);
   std::vector<DeviceWeight> weights;
+  std::vector<Memory> fragments;
   std::vector<GemmWeight> table;
+  const bool takes_fragments = tile_rows == 16 && kernels::takes_fragments(format, n, k);
   std::vector<float> expected;
   for (int32_t e = 0; e < experts; ++e) {
     const TestWeight w = make_weight(format, make_data(data, n, k, 20 + static_cast<uint64_t>(e)), n, k);
     weights.push_back(upload(gpu, w));
     table.push_back(weights.back().weight());
+    if (takes_fragments) {
+      fragments.push_back(gpu.allocate(static_cast<size_t>(kernels::fragments_bytes(format, n, k))));
+      table.back().fragments = fragments.back().data();
+    }
     const int32_t count = counts[static_cast<size_t>(e)];
     if (count == 0) continue;
     std::vector<BF16> part;
@@ -62,8 +70,6 @@ void check_groups(const Gpu& gpu, WeightFormat format, Data data, const std::vec
   const Memory num_tiles = gpu.allocate(4);
   kernels::cuda::build_group_tiles(device_offsets.as<int32_t>(), experts, tile_rows, tiles.as<GroupTile>(),
                                    num_tiles.as<int32_t>(), gpu.handle());
-  const Memory exact = gpu.allocate(expected.size() * 4);
-  const Memory rounded = gpu.allocate(expected.size() * 2);
   GemmGroups groups;
   groups.tiles = tiles.as<GroupTile>();
   groups.num_tiles = num_tiles.as<int32_t>();
@@ -80,20 +86,30 @@ void check_groups(const Gpu& gpu, WeightFormat format, Data data, const std::vec
   g.lda = k;
   g.a_outer = outer.as<float>();
   g.groups = &groups;
-  g.c = {exact.data(), n, false, false};
   REQUIRE(kernels::cuda::gemm_forward_takes(g));
-  kernels::cuda::gemm_forward(g, gpu.handle());
-  g.c = {rounded.data(), n, true, false};
-  kernels::cuda::gemm_forward(g, gpu.handle());
   std::vector<BF16> expected_rounded;
   expected_rounded.reserve(expected.size());
   for (const float x : expected) expected_rounded.push_back(accord::to_bf16(x));
-  report("experts",
-         std::string(name_of(format)) + " " + name_of(data) + " tile " + std::to_string(tile_rows) +
-             " N=" + std::to_string(n) + " K=" + std::to_string(k),
-         different(gpu.download<float>(exact, expected.size()), expected) +
-             different(gpu.download<BF16>(rounded, expected.size()), expected_rounded),
-         2 * expected.size());
+  if (takes_fragments)
+    kernels::cuda::to_fragments(format, n, k, device_table.as<GemmWeight>(), experts, gpu.handle());
+  for (const bool from_fragments : {false, true}) {
+    if (from_fragments && !takes_fragments) break;
+    const Memory exact = gpu.upload(std::vector<float>(expected.size(), -1.0F));
+    const Memory rounded = gpu.upload(std::vector<BF16>(expected.size()));
+    g.fragments = from_fragments;
+    g.b_at_rest = groups.at_rest = false;
+    g.c = {exact.data(), n, false, false};
+    kernels::cuda::gemm_forward(g, gpu.handle());
+    g.b_at_rest = groups.at_rest = true;  // what comes before it is a product
+    g.c = {rounded.data(), n, true, false};
+    kernels::cuda::gemm_forward(g, gpu.handle());
+    report("experts",
+           std::string(name_of(format)) + " " + name_of(data) + " tile " + std::to_string(tile_rows) +
+               " N=" + std::to_string(n) + " K=" + std::to_string(k) + (from_fragments ? " fragments" : ""),
+           different(gpu.download<float>(exact, expected.size()), expected) +
+               different(gpu.download<BF16>(rounded, expected.size()), expected_rounded),
+           2 * expected.size());
+  }
 }
 
 std::vector<int32_t> many_counts(int32_t experts, int32_t most) {
@@ -153,4 +169,45 @@ TEST_CASE("products of experts with many rows equal the exact mode") {
   }
   // BF16 tiles of 256 columns, and so many that a block may take several.
   check_groups(*gpu, WeightFormat::kBF16, Data::kHeavy, many_counts(124, 12), 200, 512, 264, 128);
+}
+
+TEST_CASE("fragments made on the device equal the host's") {
+  const auto gpu = Gpu::open();
+  if (!gpu) return;
+  PhiloxStream random(3, 3);
+  const auto bytes = [&](int64_t count) {
+    std::vector<uint8_t> all(static_cast<size_t>(count));
+    for (uint8_t& b : all) b = static_cast<uint8_t>(random.next_below(256));
+    return all;
+  };
+  for (const WeightFormat format : {WeightFormat::kMXFP8, WeightFormat::kNVFP4}) {
+    const int64_t per_code = format == WeightFormat::kNVFP4 ? 2 : 1;
+    const int64_t block = format == WeightFormat::kNVFP4 ? 16 : 32;
+    const std::pair<int64_t, int64_t> shapes[] = {{16, 256}, {48, 768}, {2048, 768}, {1536, 2048}};
+    for (const auto& [n, k] : shapes) {
+      constexpr int32_t kCount = 3;
+      const int64_t size = kernels::fragments_bytes(format, n, k);
+      std::vector<Memory> memory;
+      std::vector<GemmWeight> table;
+      std::vector<uint8_t> expected;
+      for (int32_t i = 0; i < kCount; ++i) {
+        const std::vector<uint8_t> q = bytes(n * k / per_code);
+        const std::vector<uint8_t> scales = bytes(n * k / block);
+        const size_t begin = expected.size();
+        expected.resize(begin + static_cast<size_t>(size));
+        kernels::to_fragments(format, n, k, q.data(), scales.data(), expected.data() + begin);
+        memory.push_back(gpu->upload(q));
+        memory.push_back(gpu->upload(scales));
+        table.push_back({memory[memory.size() - 2].data(), memory.back().as<uint8_t>(), nullptr, nullptr});
+      }
+      const Memory all = gpu->allocate(expected.size());
+      for (int32_t i = 0; i < kCount; ++i) {
+        table[static_cast<size_t>(i)].fragments = all.as<uint8_t>() + i * size;
+      }
+      const Memory device_table = gpu->upload(table);
+      kernels::cuda::to_fragments(format, n, k, device_table.as<GemmWeight>(), kCount, gpu->handle());
+      report("fragments", std::string(name_of(format)) + " " + std::to_string(n) + " x " + std::to_string(k),
+             different(gpu->download<uint8_t>(all, expected.size()), expected), expected.size());
+    }
+  }
 }

@@ -267,3 +267,38 @@ TEST_CASE("products in tiles of rows have the bits of others") {
     check_arrangements(*gpu, random_policy(*gpu, config, format, 9), 560);
   }
 }
+
+TEST_CASE("experts kept in fragments have the bits of others and follow the weights") {
+  const auto gpu = Gpu::open();
+  if (!gpu) return;
+  ModelConfig config = small_config(true, 32);
+  config.hidden_size = 256;
+  config.moe_intermediate_size = 256;
+  for (const WeightFormat format : {WeightFormat::kMXFP8, WeightFormat::kNVFP4}) {
+    CAPTURE(static_cast<int>(format));
+    const DevicePolicy policy = random_policy(*gpu, config, format, 19);
+    const auto plain = make_model(*gpu, policy);
+    auto kept = must(model::CudaModel::create(policy.config, policy.weights(), gpu->device(), gpu->stream()));
+    must(kept->keep_expert_fragments());
+    must(kept->check_weights());
+    const int64_t quantized = 3 * 8 * 2 * 256 * 256 * (format == WeightFormat::kNVFP4 ? 9 : 33) /
+                              (format == WeightFormat::kNVFP4 ? 16 : 32);
+    CHECK(model::expert_fragment_bytes(policy.manifest) == quantized);
+    const std::vector<int32_t> text = random_tokens(config.vocab_size, 40, 4);
+    const auto logits = [&](model::CudaModel& model) {
+      DeviceRunner runner(*gpu, model, {text}, 0);
+      runner.run({{0, 0, 37}});  // few rows per expert
+      for (int32_t at = 37; at < 40; ++at) runner.run({{0, at, 1}});
+      return runner.logits(0);
+    };
+    const std::vector<float> before = logits(*kept);
+    CHECK(different(before, logits(*plain)) == 0);
+    const DevicePolicy other = random_policy(*gpu, config, format, 20);
+    must(gpu->stream().copy(policy.arena.data(), other.arena.data(), policy.arena.bytes()));
+    must(plain->check_weights());
+    must(kept->check_weights());
+    const std::vector<float> after = logits(*kept);
+    CHECK(different(after, before) > 0);
+    CHECK(different(after, logits(*plain)) == 0);
+  }
+}

@@ -31,7 +31,7 @@ data:
 reward: {type: gsm8k}
 rollout: {workers: 3, device: cpu, threads: 2, prompts_per_step: 4, samples_per_prompt: 6, max_prompt_tokens: 10,
           max_response_tokens: 20, temperature: 0.7, top_p: 0.9, top_k: 5, stop: ["\n\n", "yes", "\x07"],
-          prefill_chunk: 7, max_batch_rows: 9, kv_cache_tokens: 300, cuda_graphs: false}
+          prefill_chunk: 7, max_batch_rows: 9, kv_cache_tokens: 300, cuda_graphs: false, expert_fragments: false}
 trainer: {device: cpu, threads: 1, tokens_per_microbatch: 64, expert_parallel: 1,
           optimizer: {lr: 0.1, schedule: cosine, min_lr: 1.0e-9, warmup_steps: 2, betas: [0.8, 0.999], eps: 1.0e-5,
                       weight_decay: 0, clip_grad: 0.30000000000000004}}

@@ -1,0 +1,78 @@
+#pragma once
+// Shares of the slabs (a fixed number of rows of B each) of a list of tiles, one share per block, in order
+// and about equal in time: a slab of a tile of more than eight rows of A takes longer.
+#include "kernels/cuda/launch.cuh"
+#include "kernels/gemm/gemm_cuda.hpp"
+
+namespace accord::kernels::cuda {
+
+constexpr int kDecodeTileRows = 16;
+
+// Of a list that was complete when this kernel began, before it has waited for its predecessor: past the L1
+// cache, which may hold what a list at the same place said to an earlier kernel.
+__device__ inline GroupTile tile_at_rest(const GroupTile* tile) {
+  return {__ldcg(&tile->expert), __ldcg(&tile->row_begin), __ldcg(&tile->num_rows)};
+}
+__device__ inline GemmWeight weight_at_rest(const GemmWeight* w) {
+  const auto* words = reinterpret_cast<const int64_t*>(w);
+  static_assert(sizeof(GemmWeight) == 4 * sizeof(int64_t));
+  return {reinterpret_cast<const void*>(__ldcg(words)), reinterpret_cast<const uint8_t*>(__ldcg(words + 1)),
+          reinterpret_cast<const float*>(__ldcg(words + 2)),
+          reinterpret_cast<const void*>(__ldcg(words + 3))};
+}
+
+// Rows of A of a tile as mma's eight columns count them.
+__device__ inline int padded_rows(int num_rows) { return num_rows <= 8 ? 8 : 16; }
+
+// Measured: instructions and shared-memory reads of a slab with 9 to 16 rows against one with up to 8.
+__device__ inline int slab_cost(int num_rows) { return num_rows <= 8 ? 4 : 5; }
+
+struct SlabShare {
+  int begin, end;
+};
+
+// Slab i of tile t has number t * slabs + i. `tiles` null: one tile. Every lane of a warp calls it and gets
+// the same answer.
+__device__ inline SlabShare slab_share(const GroupTile* tiles, const int32_t* num_tiles, int slabs) {
+  const int64_t block = blockIdx.x;
+  const int64_t blocks = gridDim.x;
+  if (tiles == nullptr) {
+    return {static_cast<int>(slabs * block / blocks), static_cast<int>(slabs * (block + 1) / blocks)};
+  }
+  const int lane = threadIdx.x % gpu::kWarp;
+  const int count = __ldcg(num_tiles);
+  int64_t all = 0;
+#pragma unroll 4
+  for (int t = lane; t < count; t += gpu::kWarp) all += slab_cost(__ldcg(&tiles[t].num_rows));
+  for (int step = 16; step > 0; step /= 2) all += __shfl_xor_sync(gpu::kFullMask, all, step);
+  all *= slabs;
+  const int64_t from = all * block / blocks;
+  const int64_t to = all * (block + 1) / blocks;
+
+  // The first slab at or after a cost: in the tile whose costs reach past it.
+  SlabShare share{count * slabs, count * slabs};
+  int64_t before = 0;
+  for (int base = 0; base < count; base += gpu::kWarp) {
+    const int t = base + lane;
+    const int cost = t < count ? slab_cost(__ldcg(&tiles[t].num_rows)) : 0;
+    int64_t sum = cost;
+    for (int step = 1; step < gpu::kWarp; step *= 2) {
+      const int64_t below = __shfl_up_sync(gpu::kFullMask, sum, step);
+      if (lane >= step) sum += below;
+    }
+    const int64_t start = before + (sum - cost) * slabs;
+    const auto place = [&](int64_t target, int& slab) {
+      const bool here = cost != 0 && start <= target && target < start + int64_t{cost} * slabs;
+      const unsigned which = __ballot_sync(gpu::kFullMask, here);
+      if (which == 0) return;
+      const int at = t * slabs + (static_cast<int>(target - start) + cost - 1) / max(cost, 1);
+      slab = __shfl_sync(gpu::kFullMask, at, __ffs(static_cast<int>(which)) - 1);
+    };
+    place(from, share.begin);
+    place(to, share.end);
+    before += __shfl_sync(gpu::kFullMask, sum, gpu::kWarp - 1) * slabs;
+  }
+  return share;
+}
+
+}  // namespace accord::kernels::cuda
