@@ -62,6 +62,7 @@ Status read(const DataPath& path, const char* data, size_t size, const std::vect
             bool all, const RecordVisitor& visit) {
   ACCORD_ASSIGN_OR_RETURN(const ReadFunction read_rows, load_module(path.file));
   std::vector<const char*> names;
+  names.reserve(keys.size());
   for (const std::string& key : keys) {
     names.push_back(key.c_str());
   }
