@@ -5,8 +5,11 @@
 namespace accord::kernels::cuda {
 
 // What one thread of the copying warpgroup does for the stages of a tile. Rows past the tile's are left as
-// they are: they reach outputs that nobody stores. Steps past the end are zeros. Addresses stay in registers
-// of their own: one that is computed anew for every copy waits until the copy before has read it.
+// they are: they reach outputs that nobody stores. Steps past the end are zeros.
+//
+// Registers decide its pace: a copy's address must stay until the copy has been taken up, so the compiler
+// needs several to alternate. Rows are kept as 32-bit offsets for that, and what is needed next is asked for
+// shortly before, not long.
 template <WeightFormat F, bool ACROSS>
 class ExpertCopies {
   using Stage = ExpertStage<F>;
@@ -14,7 +17,7 @@ class ExpertCopies {
   static constexpr bool kHasOuter = F == WeightFormat::kNVFP4;
   static constexpr int kOuters = (kWideRows + kCopyThreads - 1) / kCopyThreads;
   static constexpr int kPerReach = F == WeightFormat::kMXFP8 ? 8 : 4;  // steps of sixteen scales
-  static constexpr int kAhead = F == WeightFormat::kBF16 ? 8 : 12;     // steps between L2 and stage
+  static constexpr int kAhead = 8;                                     // steps between L2 and stage
   static constexpr int kApart =
       kCopyThreads / 8;  // rows of A, or of weights across l, between a thread's copies
   static constexpr int kRowCopies = kWideRows / kApart;
@@ -26,38 +29,33 @@ class ExpertCopies {
   __device__ __forceinline__ ExpertCopies(const LargeParams& p, int tid, uint32_t shared)
       : p_(p), tid_(tid), shared_(shared) {}
 
-  // The tile after the one that is copied.
-  __device__ __forceinline__ void look_ahead(const ExpertTile& tile) {
-    next_tile_ = tile;
-    next_weight_ = p_.experts[tile.expert];
-  }
-  __device__ __forceinline__ void look_no_further() { next_weight_.data = nullptr; }
+  // The tile after the one that is copied, and then its weights: neither waits, used some steps later.
+  __device__ __forceinline__ void look_at(const ExpertTile& tile) { next_tile_ = tile; }
+  __device__ __forceinline__ void look_at_weights() { next_weight_ = p_.experts[next_tile_.expert]; }
 
   // Goes on to that tile.
   __device__ __forceinline__ void begin() {
     const ExpertTile tile = next_tile_;
     const GemmWeight weight = next_weight_;
+    next_weight_.data = nullptr;
     col_begin_ = tile.col_begin;
     rows_left_ = tile.num_rows - tid_ / 8;
     data_ = static_cast<const unsigned char*>(weight.data);
+    a_ = reinterpret_cast<const unsigned char*>(p_.a);
 #pragma unroll
     for (int i = 0; i < kRowCopies; ++i) {
       const int r = tile.row_begin + min(tid_ / 8 + i * kApart, tile.num_rows - 1);
-      rows_[i] = reinterpret_cast<const unsigned char*>(p_.a + row_of_a(r) * p_.lda + tid_ % 8 * 8);
+      rows_[i] = static_cast<uint32_t>(row_of_a(r) * (p_.lda / 8)) + static_cast<uint32_t>(tid_ % 8);
     }
-#pragma unroll
-    for (int i = 0; i < kWeightCopies; ++i) {
-      if constexpr (ACROSS) {
-        weights_[i] = data_ + ((tid_ / 8 + i * kApart) * p_.ldb + col_begin_ + tid_ % 8 * 8) * 2;
-      } else {
-        weights_[i] =
-            data_ + (col_begin_ + tid_ / kChunks + i * kRowsApart) * row_bytes() + tid_ % kChunks * 16;
-      }
-      asm volatile("" : "+l"(weights_[i]));
+    if constexpr (ACROSS) {
+      weights_ = data_ + (tid_ / 8 * p_.ldb + col_begin_ + tid_ % 8 * 8) * 2;
+    } else {
+      weights_ = data_ + (col_begin_ + tid_ / kChunks) * row_bytes() + tid_ % kChunks * 16;
     }
     if constexpr (Stage::kQuantized) {
       scales_ = scales_of(weight, col_begin_);
-      next_ = scales(0);
+      if (!has_next_) held_ = scales(scales_, 0);
+      has_next_ = false;
     }
     ++tiles_;
     if (tid_ == 0) {
@@ -76,9 +74,9 @@ class ExpertCopies {
   }
 
   __device__ __forceinline__ void issue(int step, int steps, uint32_t stage) {
+    if constexpr (Stage::kQuantized) put_scales(step, steps, stage + Stage::kScales);
     issue_rows(step, stage);
     issue_weights(step, stage + Stage::kWeights);
-    if constexpr (Stage::kQuantized) put_scales(step, stage + Stage::kScales);
     if constexpr (kHasOuter) {
       if (step == steps - 1) put_outers();
     }
@@ -111,10 +109,9 @@ class ExpertCopies {
     const uint32_t to = stage + first * 128 + (chunk ^ (first % 8)) * 16;
 #pragma unroll
     for (int i = 0; i < kRowCopies; ++i) {
-      if (i * kApart < rows_left_) copy_async<16>(to + i * kApart * 128, rows_[i], in);
+      if (i * kApart < rows_left_) copy_async<16>(to + i * kApart * 128, a_ + uint64_t{rows_[i]} * 16, in);
     }
-#pragma unroll
-    for (int i = 0; i < kRowCopies; ++i) rows_[i] += kStepDepth * 2;
+    a_ += kStepDepth * 2;
   }
 
   __device__ __forceinline__ void issue_weights(int step, uint32_t to) {
@@ -126,11 +123,11 @@ class ExpertCopies {
       for (int i = 0; i < kWeightCopies; ++i) {
         const bool in = step * kStepDepth + first + i * kApart < p_.l;
         const uint32_t lane = to + (first + i * kApart) * 128 + (chunk ^ (first % 8)) * 16;
-        copy_async<16>(lane, weights_[i], in && chunk * 8 < cols);
-        copy_async<16>(lane + kBlockBytes, weights_[i] + 128, in && 64 + chunk * 8 < cols);
+        const unsigned char* from = weights_ + i * kApart * p_.ldb * 2;
+        copy_async<16>(lane, from, in && chunk * 8 < cols);
+        copy_async<16>(lane + kBlockBytes, from + 128, in && 64 + chunk * 8 < cols);
       }
-#pragma unroll
-      for (int i = 0; i < kWeightCopies; ++i) weights_[i] += p_.ldb * kStepDepth * 2;
+      weights_ += p_.ldb * kStepDepth * 2;
     } else {
       const int chunk = tid_ % kChunks;
       const int first = tid_ / kChunks;
@@ -140,11 +137,11 @@ class ExpertCopies {
 #pragma unroll
       for (int i = 0; i < kWeightCopies; ++i) {
         if (first + i * kRowsApart < cols) {
-          copy_async<16>(lane + i * kRowsApart * Stage::kRowStride, weights_[i], in);
+          copy_async<16>(lane + i * kRowsApart * Stage::kRowStride, weights_ + i * kRowsApart * row_bytes(),
+                         in);
         }
       }
-#pragma unroll
-      for (int i = 0; i < kWeightCopies; ++i) weights_[i] += Stage::kRowBytes;
+      weights_ += Stage::kRowBytes;
     }
   }
 
@@ -165,21 +162,16 @@ class ExpertCopies {
     return weight.scales + static_cast<int64_t>(min(col_begin + tid_, p_.n - 1)) * per_row();
   }
 
-  // Sixteen scales of row tid_, from the first of a reach on.
-  __device__ __forceinline__ uint4 scales(int reach) const {
+  // Sixteen of a row's scales, from the first of a reach on.
+  __device__ __forceinline__ uint4 scales(const uint8_t* row, int reach) const {
     const int first = reach * 16;
-    if (first >= per_row()) return {};
-    const uint8_t* from = scales_ + first;
+    const uint8_t* from = row + first;
     const auto bits = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from));
     return sixteen_scales(from, per_row() - first, bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 1);
   }
 
-  __device__ __forceinline__ void put_scales(int step, uint32_t to) {
+  __device__ __forceinline__ void put_scales(int step, int steps, uint32_t to) {
     const int part = step % kPerReach;
-    if (part == 0) {
-      held_ = next_;
-      next_ = scales(step / kPerReach + 1);
-    }
     uint4 ready;
     if constexpr (F == WeightFormat::kNVFP4) {
       const uint32_t four = part == 0 ? held_.x : part == 1 ? held_.y : part == 2 ? held_.z : held_.w;
@@ -194,6 +186,16 @@ class ExpertCopies {
       ready = {a.first, a.second, b.first, b.second};
     }
     store_shared_16(to + tid_ * 16, ready);
+    // Those of the next step, if they are others, have until then to arrive.
+    if (step == steps - 1) {
+      if (next_weight_.data == nullptr) return;
+      held_ = scales(scales_of(next_weight_, next_tile_.col_begin), 0);
+      has_next_ = true;
+    } else if (part == kPerReach - 1) {
+      const int reach = step / kPerReach + 1;
+      held_ = scales(scales_, reach);
+      if (reach * 16 + 32 < per_row()) prefetch_l2(scales_ + reach * 16 + 32);
+    }
   }
 
   // Of the rows of C, products of both operands' outer scales.
@@ -214,10 +216,12 @@ class ExpertCopies {
   int col_begin_ = 0;
   int rows_left_ = 0;
   const unsigned char* data_ = nullptr;
-  const unsigned char* rows_[kRowCopies] = {};
-  const unsigned char* weights_[kWeightCopies] = {};
+  const unsigned char* a_ = nullptr;  // at the step
+  uint32_t rows_[kRowCopies] = {};    // and where each row lies from there, in chunks
+  const unsigned char* weights_ = nullptr;
   const uint8_t* scales_ = nullptr;
-  uint4 held_{}, next_{};
+  uint4 held_{};           // scales of the reach
+  bool has_next_ = false;  // they are the next tile's
   float weight_outer_ = 0.0F;
   float outer_[kOuters] = {};
   uint32_t tiles_ = ~0u;  // begun so far, less one

@@ -55,9 +55,14 @@ class ExpertResults {
                                   round_pair(at(j + 1, 2), at(j + 1, 3)));
       }
       gpu::sync_threads(1 + warpgroup_, 128);
+      uint4 lines[kTurn / 16];  // all on their way before the first is written
 #pragma unroll
       for (int i = 0; i < kTurn / 16 && begin + i * 16 < kRows; ++i) {
-        if (left > 0) *reinterpret_cast<uint4*>(to) = load_shared_16(from + i * 16 * kStride);
+        lines[i] = load_shared_16(from + i * 16 * kStride);
+      }
+#pragma unroll
+      for (int i = 0; i < kTurn / 16 && begin + i * 16 < kRows; ++i) {
+        if (left > 0) *reinterpret_cast<uint4*>(to) = lines[i];
         to += 16 * p_.ldc;
         left -= 16;
       }
@@ -101,15 +106,17 @@ class ExpertResults {
 #pragma unroll
       for (int i = 0; i < kEach; ++i) sums[i] = next[i];
       if (begin + kTurn < kRows) read(to + kTurn * p_.ldc, left - kTurn, next);
+      uint4 lines[kEach];
 #pragma unroll
       for (int i = 0; i < kEach && begin + i * 8 < kRows; ++i) {
-        if (left > 0) {
-          const uint4 bits = load_shared_16(from + i * 8 * kStride);
-          float4 x = {__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z),
-                      __uint_as_float(bits.w)};
-          if (p_.accumulate) x = {sums[i].x + x.x, sums[i].y + x.y, sums[i].z + x.z, sums[i].w + x.w};
-          *reinterpret_cast<float4*>(to) = x;
-        }
+        lines[i] = load_shared_16(from + i * 8 * kStride);
+      }
+#pragma unroll
+      for (int i = 0; i < kEach && begin + i * 8 < kRows; ++i) {
+        float4 x = {__uint_as_float(lines[i].x), __uint_as_float(lines[i].y), __uint_as_float(lines[i].z),
+                    __uint_as_float(lines[i].w)};
+        if (p_.accumulate) x = {sums[i].x + x.x, sums[i].y + x.y, sums[i].z + x.z, sums[i].w + x.w};
+        if (left > 0) *reinterpret_cast<float4*>(to) = x;
         to += 8 * p_.ldc;
         left -= 8;
       }

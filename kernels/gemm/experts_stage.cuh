@@ -33,7 +33,7 @@ struct ExpertStage {
 // 16 bytes more; of the tiles that are at hand their extents and NVFP4's outer scales; barriers.
 template <WeightFormat F>
 struct ExpertShared {
-  static constexpr int kOutRows = F == WeightFormat::kBF16 ? 48 : F == WeightFormat::kMXFP8 ? 96 : 144;
+  static constexpr int kOutRows = F == WeightFormat::kBF16 ? 48 : 96;
   static constexpr int kTilesAhead = kRing + 2;  // one is stored, kRing of one step are copied, one begins
   static constexpr int kOutStride = 64 * 2 + 16;
   static constexpr int kOut = kRing * ExpertStage<F>::kBytes;  // offsets

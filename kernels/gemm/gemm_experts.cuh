@@ -33,9 +33,9 @@ class ExpertProduct {
       const int rows = __shfl_sync(gpu::kFullMask, static_cast<int>(load_shared_4(extent() + 4)), 0);
       // With more widths the compiler finds too few registers for fragments, and serializes the products.
       if constexpr (Stage::kQuantized) {
-        product_of<128, 192, 256, 288>(rows);
+        product_of<144, 192, 256, 272>(rows);
       } else {
-        product_of<128, 192, 240, 256, 272, 288>(rows);
+        product_of<128, 144, 192, 240, 256, 272>(rows);
       }
       ++tiles_;
     }
@@ -187,26 +187,22 @@ __global__ void __launch_bounds__(kExpertThreads, 1) experts_kernel(const __grid
   const WideTiles tiles(p);
   if (static_cast<int>(blockIdx.x) >= tiles.count) return;
   if (warpgroup < 2) {
-    gpu::more_registers<Stage::kQuantized ? 216 : 208>();
+    gpu::more_registers<208>();
     const int mine = (tiles.count - static_cast<int>(blockIdx.x) - 1) / static_cast<int>(gridDim.x) + 1;
     ExpertProduct<F, ACROSS>(p, base, warpgroup, static_cast<int>(threadIdx.x) % 128).run(mine);
     return;
   }
-  gpu::fewer_registers<Stage::kQuantized ? 72 : 88>();
+  gpu::fewer_registers<88>();
   const int tid = static_cast<int>(threadIdx.x) - 256;
   ExpertCopies<F, ACROSS> copies(p, tid, base);
   const int steps = (p.l + kStepDepth - 1) / kStepDepth;
   uint32_t issued = 0;
   int index = static_cast<int>(blockIdx.x);
-  copies.look_ahead(tiles.at(index));
+  copies.look_at(tiles.at(index));
+  copies.look_at_weights();
   while (index < tiles.count) {
     copies.begin();
     index += static_cast<int>(gridDim.x);
-    if (index < tiles.count) {
-      copies.look_ahead(tiles.at(index));
-    } else {
-      copies.look_no_further();
-    }
     for (int step = 0; step < steps; ++step, ++issued) {
       const uint32_t slot = issued % kRing;
       if (issued >= kRing) gpu::barrier_wait(empty + slot * 8, (issued / kRing - 1) & 1u);
@@ -214,6 +210,10 @@ __global__ void __launch_bounds__(kExpertThreads, 1) experts_kernel(const __grid
       gpu::barrier_arrive_copies(full + slot * 8);
       __syncwarp();
       if (tid % 32 == 0) gpu::barrier_arrive(full + slot * 8);
+      if (index < tiles.count) {
+        if (step == 0) copies.look_at(tiles.at(index));
+        if (step == min(2, steps - 1)) copies.look_at_weights();
+      }
     }
   }
   asm volatile("cp.async.wait_all;\n" ::: "memory");

@@ -7,7 +7,7 @@
 namespace accord::kernels::cuda {
 
 // Rows of a wide tile at most.
-constexpr int32_t kWideRows = 288;
+constexpr int32_t kWideRows = 272;
 
 // Rows of the wide tiles of an expert that has `rows`: nearly equal parts, rounded up to a multiple of 16.
 ACCORD_HOST_DEVICE inline int32_t wide_rows(int32_t rows) {

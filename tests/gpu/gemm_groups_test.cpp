@@ -234,7 +234,7 @@ TEST_CASE("products of experts in wide tiles equal plain ones") {
   const auto gpu = Gpu::open();
   if (!gpu) return;
   const std::vector<int32_t> counts = {300, 0,   17, 256, 289, 577, 64,  129,
-                                       272, 241, 33, 190, 208, 288, 900, 1};
+                                       272, 241, 33, 190, 208, 273, 900, 1};
   const auto experts = static_cast<int32_t>(counts.size());
   std::vector<int32_t> offsets = {0};
   for (const int32_t c : counts) offsets.push_back(offsets.back() + c);
