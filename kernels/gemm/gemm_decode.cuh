@@ -1,6 +1,6 @@
 #pragma once
-// C[m,n] = sum over k of A[m,k] B[n,k] for MXFP8 and NVFP4 weights of many experts with 1 to 16 rows of A
-// each: as fast as the weights can be read. Included by the files that instantiate it.
+// C[m,n] = sum over k of A[m,k] B[n,k] for weights of many experts with 1 to 16 rows of A each: as fast as
+// the weights can be read. Included by the files that instantiate it.
 //
 // A slab is 16 rows of B over the whole K. Blocks take shares of the slabs of all tiles, in order; the W
 // warps of a block take them in turn. A warp brings its slabs, bytes as they lie, through a ring of its own
@@ -26,12 +26,13 @@ enum class WeightOrder { kRows, kFragments };
 template <WeightFormat F, WeightOrder O, int W, int STAGES>
 struct DecodeLayout {
   using Traits = WeightTraits<F>;
+  static constexpr bool kPlain = F == WeightFormat::kBF16;
   static constexpr bool kFragments = O == WeightOrder::kFragments;
   static constexpr int kThreads = 32 * W;
   static constexpr int kRows = 16;                            // of B and of A
   static constexpr int kStep = 1024 / Traits::kBitsPerValue;  // values of K of a stage
   static constexpr int kRowStride = kFragments ? 128 : 128 + 16;
-  static constexpr int kScaleBytes = kStep / Traits::kBlock;  // of a row and stage
+  static constexpr int kScaleBytes = kPlain ? 0 : kStep / std::max(Traits::kBlock, 1);  // of a row and stage
   static constexpr int kScaleOffset = kRows * kRowStride;
   static constexpr int kStageBytes = kScaleOffset + kRows * kScaleBytes;
   // NVFP4: of 16 groups, four at a time, of row pairs r and r + 8, the two bf16 scales of a group.
@@ -71,10 +72,10 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
   const int slabs = p.n / T::kRows;  // of a tile
   const bool grouped = p.tiles != nullptr;
   if (!p.b_at_rest) gpu::wait_for_previous();
-  const SlabShare share = slab_share(p.tiles, p.num_tiles, slabs);
+  const SlabShare share = slab_share(p.tiles, p.num_tiles, slabs, T::kPlain ? 4 : 5);
   const int steps = p.k / T::kStep;
   const int64_t row_bytes = static_cast<int64_t>(p.k) * Traits::kBitsPerValue / 8;
-  const int row_scales = p.k / Traits::kBlock;
+  const int row_scales = T::kPlain ? 0 : p.k / std::max(Traits::kBlock, 1);
 
   // ---- reading ahead: the next stage to bring is step next_step of slab next_slab
   int next_slab = share.begin + warp;
@@ -116,14 +117,16 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
           copy_async<16>(to + (lane / 8 + 4 * i) * T::kRowStride + lane % 8 * 16,
                          rows_from + 4 * i * row_bytes, true);
         }
-        if (lane < 16) {
-          const uint32_t scales_to = to + T::kScaleOffset + lane * T::kScaleBytes;
-          if (reinterpret_cast<uintptr_t>(scales_from) % T::kScaleBytes == 0) {
-            copy_async<T::kScaleBytes>(scales_to, scales_from, true);
-          } else {
-            for (int i = 0; i < T::kScaleBytes; ++i) {
-              asm volatile("st.shared.u8 [%0], %1;\n" ::"r"(scales_to + i), "r"(uint32_t{scales_from[i]})
-                           : "memory");
+        if constexpr (!T::kPlain) {
+          if (lane < 16) {
+            const uint32_t scales_to = to + T::kScaleOffset + lane * T::kScaleBytes;
+            if (reinterpret_cast<uintptr_t>(scales_from) % T::kScaleBytes == 0) {
+              copy_async<T::kScaleBytes>(scales_to, scales_from, true);
+            } else {
+              for (int i = 0; i < T::kScaleBytes; ++i) {
+                asm volatile("st.shared.u8 [%0], %1;\n" ::"r"(scales_to + i), "r"(uint32_t{scales_from[i]})
+                             : "memory");
+              }
             }
           }
         }
@@ -177,7 +180,13 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
             if (at >= chunks) continue;
             // Half at % 2 of group at / 2: of lanes 0 and 1, or 2 and 3, of a quad.
             const uint32_t lanes = to + at / 4 * 64 + at % 2 * 32 + at / 2 % 2 * 8;
-            if constexpr (T::kFragments) {
+            if constexpr (T::kPlain) {
+              const uint32_t values = to + at / 4 * 64 + at / 2 % 2 * 8 + at % 2 * 4;
+              store_shared_4(values, v[i].x);
+              store_shared_4(values + 16, v[i].y);
+              store_shared_4(values + 32, v[i].z);
+              store_shared_4(values + 48, v[i].w);
+            } else if constexpr (T::kFragments) {
               store_shared_8(lanes, v[i].x, v[i].y);
               store_shared_8(lanes + 16, v[i].z, v[i].w);
             } else {
@@ -201,6 +210,30 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
   const uint32_t weight_lane = ring + group * T::kRowStride + quad * (Traits::kBitsPerValue / 2);
   const uint32_t token_lane = tokens + group * token_stride + quad * 16;
   uint32_t slot_out = 0;
+
+  // One stage of BF16.
+  [[maybe_unused]] const auto compute_plain = [&](auto& acc, uint32_t tokens_at) {
+    constexpr int kTiles = sizeof(acc) / sizeof(acc[0]);
+    constexpr int kGroups = T::kStep / 16;
+    const uint32_t w_at = ring + slot_out + lane % 16 * T::kRowStride + lane / 16 * 16;
+    uint32_t w[kGroups][4];
+    uint4 t[kTiles][kGroups / 2];
+#pragma unroll
+    for (int ks = 0; ks < kGroups; ++ks) load_matrices(w[ks], w_at + ks * 32);
+#pragma unroll
+    for (int i = 0; i < kGroups / 2; ++i) {
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) t[j][i] = load_shared_16(tokens_at + j * 8 * token_stride + i * 64);
+    }
+#pragma unroll
+    for (int ks = 0; ks < kGroups; ++ks) {
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        const uint4 v = t[j][ks / 2];
+        mma_16816(acc[j], w[ks], ks % 2 == 0 ? v.x : v.z, ks % 2 == 0 ? v.y : v.w);
+      }
+    }
+  };
 
   // One stage of fragments: what a read of 16 bytes brings at a time.
   [[maybe_unused]] const auto compute_fragments = [&](auto& acc, auto large, uint32_t tokens_at,
@@ -321,9 +354,9 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
       copy_wait<STAGES - 2>();
       __syncwarp();
       issue();
-      uint32_t scale_words[2] = {};
+      [[maybe_unused]] uint32_t scale_words[2] = {};
       bool large = false;
-      const uint32_t scales_at = ring + slot_out + T::kScaleOffset;
+      [[maybe_unused]] const uint32_t scales_at = ring + slot_out + T::kScaleOffset;
       if constexpr (kNvfp4) {
         uint2 codes;  // four groups of rows group and group + 8
         if constexpr (T::kFragments) {
@@ -338,7 +371,7 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
         const uint2 last = nvfp4_scale_pairs(codes.y);
         store_shared_16(decoded + (quad * 8 + group) * 16, {first.x, first.y, last.x, last.y});
         __syncwarp();
-      } else {
+      } else if constexpr (!T::kPlain) {
         uint32_t above = 0;  // bytes above 134
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -348,8 +381,10 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
         }
         large = __any_sync(0xffffffffu, (above & 0x80808080u) != 0);
       }
-      const auto compute = [&](auto above_seven) {
-        if constexpr (T::kFragments) {
+      const auto compute = [&]([[maybe_unused]] auto above_seven) {
+        if constexpr (T::kPlain) {
+          compute_plain(acc, tokens_at);
+        } else if constexpr (T::kFragments) {
           compute_fragments(acc, above_seven, tokens_at, scale_words);
         } else {
           compute_rows(acc, above_seven, tokens_at, scale_words);
@@ -440,6 +475,7 @@ bool launch_decode_of(const ForwardParams& p, int32_t row_tiles, StreamHandle st
   if (slabs <= int64_t{4} * blocks && launch_decode_as<F, O, 4, 8>(p, 1, stream)) return true;
   if (slabs <= int64_t{8} * blocks && launch_decode_as<F, O, 8, 6>(p, 1, stream)) return true;
   if constexpr (O == WeightOrder::kFragments) return launch_decode_as<F, O, 20, 2>(p, 1, stream);
+  if constexpr (F == WeightFormat::kBF16) return launch_decode_as<F, O, 16, 4>(p, 1, stream);
   // Longer rows of MXFP8 are read faster by blocks of fewer warps (gemm_few_rows.cuh).
   if (!kNvfp4 && p.k > 1024) return false;
   if (!kNvfp4 && launch_decode_as<F, O, 8, 2>(p, 3, stream)) return true;
@@ -450,6 +486,12 @@ bool launch_decode_of(const ForwardParams& p, int32_t row_tiles, StreamHandle st
 template <WeightFormat F>
 bool launch_decode(const ForwardParams& p, int32_t row_tiles, StreamHandle stream) {
   if (p.n % 16 != 0 || p.k % DecodeLayout<F, WeightOrder::kRows, 4, 8>::kStep != 0) return false;
+  if constexpr (F == WeightFormat::kBF16) {
+    // With few rows per expert the blocks of gemm_few_rows.cuh read faster; with more, their rows of A cost
+    // as much as the weights. Row tiles are a bound: as many as experts and full tiles.
+    const bool enough = p.m >= int64_t{p.k <= 1024 ? 5 : 6} * row_tiles;
+    return enough && p.tiles != nullptr && launch_decode_of<F, WeightOrder::kRows>(p, row_tiles, stream);
+  }
   if (p.fragments) return launch_decode_of<F, WeightOrder::kFragments>(p, row_tiles, stream);
   return launch_decode_of<F, WeightOrder::kRows>(p, row_tiles, stream);
 }

@@ -27,9 +27,7 @@ void forward_of_format(const ForwardParams& p, int32_t tile_rows, int32_t row_ti
     return;
   }
   if (tile_rows <= 16) {
-    if constexpr (F != WeightFormat::kBF16) {
-      if (launch_decode<F>(p, row_tiles, stream)) return;
-    }
+    if (launch_decode<F>(p, row_tiles, stream)) return;
     if (tiles * ((p.n + 63) / 64) >= 2 * blocks)
       return launch_few_rows < F, 2, 4, 128, F == WeightFormat::kBF16 ? 5 : 4 > (p, row_tiles, batch, stream);
     if (tiles * ((p.n + 31) / 32) >= blocks)

@@ -24,16 +24,17 @@ __device__ inline GemmWeight weight_at_rest(const GemmWeight* w) {
 // Rows of A of a tile as mma's eight columns count them.
 __device__ inline int padded_rows(int num_rows) { return num_rows <= 8 ? 8 : 16; }
 
-// Measured: instructions and shared-memory reads of a slab with 9 to 16 rows against one with up to 8.
-__device__ inline int slab_cost(int num_rows) { return num_rows <= 8 ? 4 : 5; }
+// Of a slab of a tile, where one with up to 8 rows costs 4; `wide`: with 9 to 16.
+__device__ inline int slab_cost(int num_rows, int wide) { return num_rows <= 8 ? 4 : wide; }
 
 struct SlabShare {
   int begin, end;
 };
 
-// Slab i of tile t has number t * slabs + i. `tiles` null: one tile. Every lane of a warp calls it and gets
-// the same answer.
-__device__ inline SlabShare slab_share(const GroupTile* tiles, const int32_t* num_tiles, int slabs) {
+// Slab i of tile t has number t * slabs + i; `wide` of slab_cost. `tiles` null: one tile. Every lane of a
+// warp calls it and gets the same answer.
+__device__ inline SlabShare slab_share(const GroupTile* tiles, const int32_t* num_tiles, int slabs,
+                                       int wide) {
   const int64_t block = blockIdx.x;
   const int64_t blocks = gridDim.x;
   if (tiles == nullptr) {
@@ -43,7 +44,7 @@ __device__ inline SlabShare slab_share(const GroupTile* tiles, const int32_t* nu
   const int count = __ldcg(num_tiles);
   int64_t all = 0;
 #pragma unroll 4
-  for (int t = lane; t < count; t += gpu::kWarp) all += slab_cost(__ldcg(&tiles[t].num_rows));
+  for (int t = lane; t < count; t += gpu::kWarp) all += slab_cost(__ldcg(&tiles[t].num_rows), wide);
   for (int step = 16; step > 0; step /= 2) all += __shfl_xor_sync(gpu::kFullMask, all, step);
   all *= slabs;
   const int64_t from = all * block / blocks;
@@ -54,7 +55,7 @@ __device__ inline SlabShare slab_share(const GroupTile* tiles, const int32_t* nu
   int64_t before = 0;
   for (int base = 0; base < count; base += gpu::kWarp) {
     const int t = base + lane;
-    const int cost = t < count ? slab_cost(__ldcg(&tiles[t].num_rows)) : 0;
+    const int cost = t < count ? slab_cost(__ldcg(&tiles[t].num_rows), wide) : 0;
     int64_t sum = cost;
     for (int step = 1; step < gpu::kWarp; step *= 2) {
       const int64_t below = __shfl_up_sync(gpu::kFullMask, sum, step);
