@@ -137,13 +137,13 @@ TEST_CASE("products of experts with few rows equal the exact mode where tiles sh
     }
     check_groups(*gpu, format, Data::kNormal, many_counts(300, 2), 50, 32, 2048, 16);
     check_groups(*gpu, format, Data::kHeavy, ragged, 40, 80, 2048, 16);
+    check_groups(*gpu, format, Data::kNormal, {16, 16, 12, 16, 9, 16}, 40, 48, 2048, 16);
     // Eight warps, six stages.
     check_groups(*gpu, format, Data::kNormal, many_counts(300, 3), 50, 48, 256, 16);
     // Several blocks a multiprocessor; BF16 columns by 64, with an edge and without.
     check_groups(*gpu, format, Data::kNormal, ragged, 40, 1072, 256, 16);
     check_groups(*gpu, format, Data::kHeavy, many_counts(90, 3), 50, 256, 256, 16);
     if (format == WeightFormat::kBF16) {  // columns by 32
-      check_groups(*gpu, format, Data::kNormal, {16, 16, 12, 16, 9, 16}, 40, 48, 2048, 16);
       check_groups(*gpu, format, Data::kNormal, many_counts(70, 2), 50, 256, 2048, 16);
     } else {  // long rows: NVFP4 by sixteen warps, MXFP8 as BF16's are
       check_groups(*gpu, format, Data::kNormal, many_counts(90, 2), 50, 256, 2048, 16);
