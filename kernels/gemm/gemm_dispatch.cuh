@@ -1,7 +1,7 @@
 #pragma once
 // Chooses the kernel of a forward product from the rows of a row tile (16, 64, 128), N, and how many row
 // tiles there are. Included by the files that instantiate it.
-#include "kernels/gemm/gemm_decode.cuh"
+#include "kernels/gemm/gemm_decode_launch.cuh"
 #include "kernels/gemm/gemm_few_rows.cuh"
 #include "kernels/gemm/gemm_forward.cuh"
 #include "kernels/gemm/gemm_large.hpp"

@@ -1,0 +1,68 @@
+#pragma once
+// How many blocks, warps and stages the kernel of gemm_decode.cuh runs with. Included by the files that
+// instantiate it.
+#include <algorithm>
+
+#include "kernels/gemm/gemm_decode.cuh"
+
+namespace accord::kernels::cuda {
+
+// True: launched. Blocks of `per_multiprocessor` on one, which share its memory.
+template <WeightFormat F, WeightOrder O, int W, int STAGES>
+bool launch_decode_as(const ForwardParams& p, int per_multiprocessor, StreamHandle stream) {
+  using T = DecodeLayout<F, O, W, STAGES>;
+  // Of a block; a multiprocessor has 1 KiB more, and each block takes 1 KiB.
+  constexpr int kShared = 227 * 1024;
+  const int room = std::min(kShared, 228 * 1024 / per_multiprocessor - 1024);
+  const int tokens = T::tokens_that_fit(p.k, room);
+  if (tokens < kDecodeTileRows) return false;
+  const auto kernel = decode_kernel<F, O, W, STAGES>;
+  const int bytes = T::shared_bytes(p.k, tokens);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  const int blocks = num_multiprocessors() * per_multiprocessor;
+  gpu::launch_overlapped(kernel, static_cast<unsigned>(blocks), 32 * W, bytes, stream, p, tokens);
+  check_launch("gemm_forward");
+  return true;
+}
+
+template <WeightFormat F, WeightOrder O>
+bool launch_decode_of(const ForwardParams& p, int32_t row_tiles, StreamHandle stream) {
+  const int64_t slabs = int64_t{row_tiles} * (p.n / 16);
+  if (slabs >= (int64_t{1} << 31)) return false;
+  const int blocks = num_multiprocessors();
+  // Slabs in flight times stages: enough bytes on their way however few slabs there are.
+  if (slabs <= int64_t{4} * blocks && launch_decode_as<F, O, 4, 8>(p, 1, stream)) return true;
+  if (slabs <= int64_t{8} * blocks && launch_decode_as<F, O, 8, 6>(p, 1, stream)) return true;
+  if constexpr (O == WeightOrder::kFragments) {
+    return launch_decode_as<F, O, 20, 2>(p, 1, stream);
+  } else if constexpr (F == WeightFormat::kBF16) {
+    return launch_decode_as<F, O, 16, 4>(p, 1, stream);
+  } else if constexpr (F == WeightFormat::kMXFP8) {
+    // Longer rows are read faster by blocks of fewer warps (gemm_few_rows.cuh).
+    return p.k <= 1024 &&
+           (launch_decode_as<F, O, 8, 2>(p, 3, stream) || launch_decode_as<F, O, 8, 4>(p, 2, stream) ||
+            launch_decode_as<F, O, 16, 4>(p, 1, stream));
+  } else {
+    // Two blocks of a multiprocessor wait for each other's rows of A less than one of all its warps.
+    return launch_decode_as<F, O, 8, 3>(p, 2, stream) || launch_decode_as<F, O, 16, 3>(p, 1, stream);
+  }
+}
+
+// True: it took the product, of at most 16 rows or grouped by 16: N % 16 == 0, K a multiple of a stage, and
+// rows of A fit.
+template <WeightFormat F>
+bool launch_decode(const ForwardParams& p, int32_t row_tiles, StreamHandle stream) {
+  constexpr WeightOrder kRows = WeightOrder::kRows;
+  if (p.n % 16 != 0 || p.k % DecodeLayout<F, kRows, 4, 8>::kStep != 0) return false;
+  if constexpr (F == WeightFormat::kBF16) {
+    // With few rows per expert the blocks of gemm_few_rows.cuh read faster; with more, their rows of A cost
+    // as much as the weights. Row tiles are a bound: as many as experts and full tiles.
+    const bool enough = p.m >= int64_t{p.k <= 1024 ? 5 : 6} * row_tiles;
+    return enough && p.tiles != nullptr && launch_decode_of<F, kRows>(p, row_tiles, stream);
+  } else {
+    return p.fragments ? launch_decode_of<F, WeightOrder::kFragments>(p, row_tiles, stream)
+                       : launch_decode_of<F, kRows>(p, row_tiles, stream);
+  }
+}
+
+}  // namespace accord::kernels::cuda
