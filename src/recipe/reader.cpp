@@ -187,7 +187,9 @@ std::string MapReader::path_of(std::string_view key) const {
 bool MapReader::has(std::string_view key) const { return node_ != nullptr && node_->find(key) != nullptr; }
 
 Node* MapReader::raw(std::string_view key) {
-  asked_.emplace_back(key);
+  if (std::find(asked_.begin(), asked_.end(), key) == asked_.end()) {
+    asked_.emplace_back(key);
+  }
   return node_ == nullptr ? nullptr : node_->find(key);
 }
 

@@ -76,6 +76,10 @@ TEST_CASE("unknown keys are refused with a suggestion and a position") {
   CHECK(error_of(kMinimal + "trainr: {}\n") == "r.yaml:5:1: trainr: unknown key (did you mean 'trainer'?)");
   const std::string far = error_of(kMinimal + "checkpoint: {zzzzzzzzz: 1}\n");
   CHECK(far == "r.yaml:5:14: checkpoint.zzzzzzzzz: unknown key (known here: every, keep, save_hf)");
+  // sft is looked up twice, and named once.
+  const std::string top = error_of(kMinimal + "zzzzzzzzz: {}\n");
+  CHECK(top.find("sft") != std::string::npos);
+  CHECK(top.find("sft") == top.rfind("sft"));
   CHECK(error_of(kMinimal + "algorithm: {clip_hgih: 0.2}\n").find("'clip_high'") != std::string::npos);
 }
 
