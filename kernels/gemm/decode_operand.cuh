@@ -1,5 +1,6 @@
 #pragma once
 // Codes and scales of quantized weights as gemm_decode.cuh finds them, to the 16-row operand of mma m16n8k16.
+#include "kernels/gemm/fragment_words.hpp"
 #include "kernels/gemm/weight_fragment.cuh"
 
 namespace accord::kernels::cuda {
@@ -22,13 +23,14 @@ __device__ inline uint2 nvfp4_scale_pairs(uint32_t codes) {
   return {scaled((codes & 0x00ff00ffu) << 4), scaled((codes & 0xff00ff00u) >> 4)};
 }
 
-// The operand of a group from its word in fragment order (fragments.hpp).
+// The operand of a group from its word in fragment order.
 __device__ inline void decode_nvfp4_fragment(uint32_t word, uint32_t scales, uint32_t (&w)[4]) {
-  const uint32_t last = word >> 8;
-  w[0] = multiply_by_half<false>(((word & 0x000f000fu) * 0x1040u) & 0x81c081c0u, scales);
-  w[2] = multiply_by_half<false>(((word & 0x00f000f0u) * 0x0104u) & 0x81c081c0u, scales);
-  w[1] = multiply_by_half<true>(((last & 0x000f000fu) * 0x1040u) & 0x81c081c0u, scales);
-  w[3] = multiply_by_half<true>(((last & 0x00f000f0u) * 0x0104u) & 0x81c081c0u, scales);
+  uint32_t bits[4];
+  nvfp4_fragment_bits(word, bits);
+  w[0] = multiply_by_half<false>(bits[0], scales);
+  w[1] = multiply_by_half<true>(bits[1], scales);
+  w[2] = multiply_by_half<false>(bits[2], scales);
+  w[3] = multiply_by_half<true>(bits[3], scales);
 }
 
 // Four E4M3 codes times a power of two, as bf16x2 of codes 0 and 2 and of 1 and 3.
@@ -40,6 +42,20 @@ __device__ inline void decode_mxfp8_even_odd(uint32_t codes, const E8m0Factor& f
   if constexpr (LARGE) {
     even = multiply_bf16x2(even, f.second);
     odd = multiply_bf16x2(odd, f.second);
+  }
+}
+
+// The same of codes 0 and 1, and of 2 and 3, from their word in fragment order.
+template <bool LARGE>
+__device__ inline void decode_mxfp8_fragment(uint32_t word, const E8m0Factor& f, uint32_t& first,
+                                             uint32_t& last) {
+  uint32_t bits[2];
+  mxfp8_fragment_bits(word, bits);
+  first = multiply_bf16x2(bits[0], f.first);
+  last = multiply_bf16x2(bits[1], f.first);
+  if constexpr (LARGE) {
+    first = multiply_bf16x2(first, f.second);
+    last = multiply_bf16x2(last, f.second);
   }
 }
 

@@ -9,9 +9,8 @@
 //   MXFP8, 128 values of K   2048 bytes of codes, 64 of scales
 //
 //   codes   four parts, of 64 or 32 values of K; a part has 16 bytes of each lane, one after the other. Lane
-//           4 g + t has of each group of 16 values the four from 4 t on, c0 to c3 of row g and d0 to d3 of
-//           row g + 8: in NVFP4 one word per group, half bytes from the lowest c0 c2 d0 d2 c1 c3 d1 d3; in
-//           MXFP8 two, bytes c0 c2 c1 c3 and d0 d2 d1 d3.
+//           4 g + t has of each group of 16 values the four from 4 t on, of rows g and g + 8: in NVFP4 in one
+//           word per group, in MXFP8 in two. fragment_words.hpp says where in a word.
 //   scales  NVFP4: of each quarter q of 4 groups and each g 8 bytes at 8 (8 q + g): of rows g and g + 8,
 //           groups 0 1 0 1 and 2 3 2 3 of the quarter, row g's two first. MXFP8: 8 bytes of each g, four of
 //           row g, four of row g + 8.

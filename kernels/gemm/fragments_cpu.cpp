@@ -107,8 +107,8 @@ void from_fragments(WeightFormat format, int64_t n, int64_t k, const uint8_t* fr
           store(q + (row * k + at) / 2, static_cast<uint16_t>(c));
           store(q + ((row + 8) * k + at) / 2, static_cast<uint16_t>(d));
         } else {
-          store(q + row * k + at, mxfp8_fragment_word(load<uint32_t>(from)));
-          store(q + (row + 8) * k + at, mxfp8_fragment_word(load<uint32_t>(from + 4)));
+          store(q + row * k + at, mxfp8_fragment_codes(load<uint32_t>(from)));
+          store(q + (row + 8) * k + at, mxfp8_fragment_codes(load<uint32_t>(from + 4)));
         }
       },
       [&](const uint8_t* from, int64_t row, int64_t at) {

@@ -272,8 +272,8 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
         if constexpr (kNvfp4) {
           decode_nvfp4_fragment(word[i], s[i], w);
         } else {
-          decode_mxfp8_even_odd<decltype(large)::value>(word[i * 2], factor[0], w[0], w[2]);
-          decode_mxfp8_even_odd<decltype(large)::value>(word[i * 2 + 1], factor[1], w[1], w[3]);
+          decode_mxfp8_fragment<decltype(large)::value>(word[i * 2], factor[0], w[0], w[2]);
+          decode_mxfp8_fragment<decltype(large)::value>(word[i * 2 + 1], factor[1], w[1], w[3]);
         }
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {

@@ -2,9 +2,11 @@
 #include "kernels/gemm/fragments.hpp"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "base/philox.hpp"
+#include "kernels/gemm/fragment_words.hpp"
 #include "support/catch.hpp"
 
 using namespace accord;
@@ -38,6 +40,15 @@ struct Weight {
   }
 };
 
+uint32_t load_word(const uint8_t* from) {
+  uint32_t word = 0;
+  std::memcpy(&word, from, sizeof(word));
+  return word;
+}
+// Sign, exponent and mantissa where bf16 has their lowest: codes of 4 and 8 bits.
+uint32_t e2m1_bits(uint32_t code) { return (code & 8U) << 12 | (code & 7U) << 6; }
+uint32_t e4m3_bits(uint32_t code) { return (code & 0x80U) << 8 | (code & 0x7fU) << 4; }
+
 const std::pair<int64_t, int64_t> kShapes[] = {{16, 256}, {48, 768}, {64, 2048}};
 
 }  // namespace
@@ -59,6 +70,38 @@ TEST_CASE("fragments and back are the same bytes") {
   }
 }
 
+TEST_CASE("every code is found wherever it lies in a word") {
+  for (uint32_t first = 0; first < 16; ++first) {
+    for (int at = 0; at < 8; ++at) {
+      for (const uint32_t others : {0U, 0xffffffffU}) {
+        const uint32_t codes = (others & ~(0xfU << at * 4)) | first << at * 4;
+        uint32_t bits[4];
+        nvfp4_fragment_bits(nvfp4_fragment_word(codes & 0xffffU, codes >> 16), bits);
+        uint32_t found = 0;
+        for (int i = 0; i < 8; ++i) {
+          // Code i of row g, or i - 4 of row g + 8.
+          const uint32_t half = bits[i / 4 + i % 4 / 2 * 2] >> (i % 2 * 16) & 0xffffU;
+          CHECK((half & ~0x81c0U) == 0);
+          found |= (half >> 12 & 8U | half >> 6 & 7U) << i * 4;
+        }
+        CHECK(found == codes);
+      }
+    }
+  }
+  for (uint32_t first = 0; first < 256; ++first) {
+    for (int at = 0; at < 4; ++at) {
+      for (const uint32_t others : {0U, 0xffffffffU}) {
+        const uint32_t codes = (others & ~(0xffU << at * 8)) | first << at * 8;
+        uint32_t bits[2];
+        mxfp8_fragment_bits(mxfp8_fragment_word(codes), bits);
+        for (int i = 0; i < 4; ++i) {
+          CHECK((bits[i / 2] >> (i % 2 * 16) & 0xffffU) == e4m3_bits(codes >> i * 8 & 0xffU));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("a lane finds its NVFP4 codes and scales where the order says") {
   const Weight w(WeightFormat::kNVFP4, 32, 512);
   const std::vector<uint8_t> fragments = w.fragments();
@@ -72,10 +115,12 @@ TEST_CASE("a lane finds its NVFP4 codes and scales where the order says") {
   const uint32_t c[4] = {w.code(row, k0), w.code(row, k0 + 1), w.code(row, k0 + 2), w.code(row, k0 + 3)};
   const uint32_t d[4] = {w.code(row + 8, k0), w.code(row + 8, k0 + 1), w.code(row + 8, k0 + 2),
                          w.code(row + 8, k0 + 3)};
-  CHECK(word[0] == (c[0] | c[2] << 4));
-  CHECK(word[1] == (d[0] | d[2] << 4));
-  CHECK(word[2] == (c[1] | c[3] << 4));
-  CHECK(word[3] == (d[1] | d[3] << 4));
+  uint32_t bits[4];
+  nvfp4_fragment_bits(load_word(word), bits);
+  CHECK(bits[0] == (e2m1_bits(c[0]) | e2m1_bits(c[1]) << 16));
+  CHECK(bits[1] == (e2m1_bits(d[0]) | e2m1_bits(d[1]) << 16));
+  CHECK(bits[2] == (e2m1_bits(c[2]) | e2m1_bits(c[3]) << 16));
+  CHECK(bits[3] == (e2m1_bits(d[2]) | e2m1_bits(d[3]) << 16));
   // Scales of rows 19 and 27, quarter 1: groups 4 to 7 of the record.
   const uint8_t* scales = record + 2048 + 8 * (8 * 1 + 3);
   const auto scale = [&](int64_t r, int64_t group) {
@@ -95,11 +140,13 @@ TEST_CASE("a lane finds its MXFP8 codes and scales where the order says") {
   const uint8_t* record = fragments.data() + kRecord;
   const uint8_t* words = record + 3 * 512 + 30 * 16 + 8;
   const int64_t k0 = 128 + 3 * 32 + 16 + 8;
-  std::vector<uint8_t> expected;
-  for (const int64_t row : {7, 15}) {
-    for (const int64_t i : {0, 2, 1, 3}) expected.push_back(static_cast<uint8_t>(w.code(row, k0 + i)));
+  for (const int64_t half : {0, 1}) {
+    const auto code = [&](int64_t i) { return e4m3_bits(w.code(7 + half * 8, k0 + i)); };
+    uint32_t bits[2];
+    mxfp8_fragment_bits(load_word(words + half * 4), bits);
+    CHECK(bits[0] == (code(0) | code(1) << 16));
+    CHECK(bits[1] == (code(2) | code(3) << 16));
   }
-  CHECK(std::vector<uint8_t>(words, words + 8) == expected);
   const uint8_t* scales = record + 2048 + 8 * 7;
   const auto scale = [&](int64_t r, int64_t i) { return w.scales[static_cast<size_t>(r * 8 + 4 + i)]; };
   CHECK(std::vector<uint8_t>(scales, scales + 8) ==
