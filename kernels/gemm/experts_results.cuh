@@ -1,6 +1,6 @@
 #pragma once
-// From a multiplying warpgroup's accumulators (gemm_experts.cuh) to C: they turn in shared memory, some rows
-// at a time, so that whole lines are written.
+// From a multiplying warpgroup's accumulators (gemm_experts.cuh) to C: they turn in shared memory, so that
+// whole lines are written.
 //
 // acc[4 j + 2 half + e] of a thread: column warp * 16 + half * 8 + lane / 4 of the warpgroup's 64, row
 // 8 j + 2 (lane % 4) + e of the tile. Up to 256 rows are one array, more are two halves.
@@ -13,6 +13,46 @@ __device__ inline uint32_t round_pair(float low, float high) {  // NaN here is a
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(d) : "f"(high), "f"(low));
   return d;
 }
+
+// BF16 rows of a tile on their way from shared memory to C, 16 at a time by a warpgroup: some after every
+// product of the next tile, which run meanwhile.
+template <WeightFormat F>
+class LeavingRows {
+  using Shared = ExpertShared<F>;
+
+ public:
+  // Called when all of the tile lies there.
+  __device__ __forceinline__ void begin(const LargeParams& p, const ExpertExtent& tile, int warpgroup,
+                                        int tid, uint32_t base) {
+    const int col = tile.col_begin + warpgroup * 64 + tid % 8 * 8;
+    from_ = base + Shared::kOut + warpgroup * 128 + tid / 8 * Shared::kOutStride + tid % 8 * 16;
+    to_ = static_cast<uint32_t>(((tile.row_begin + tid / 8) * p.ldc + col) / 8);
+    left_ = col < p.n ? tile.num_rows - tid / 8 : 0;
+  }
+  template <int TIMES>
+  __device__ __forceinline__ void go_on(const LargeParams& p) {
+    uint4 lines[TIMES];
+#pragma unroll
+    for (int i = 0; i < TIMES; ++i) {
+      if (left_ > i * 16) lines[i] = load_shared_16(from_ + i * 16 * Shared::kOutStride);
+    }
+#pragma unroll
+    for (int i = 0; i < TIMES; ++i) {
+      if (left_ > i * 16) static_cast<uint4*>(p.c)[to_ + i * static_cast<uint32_t>(p.ldc) * 2] = lines[i];
+    }
+    from_ += TIMES * 16 * Shared::kOutStride;
+    to_ += TIMES * static_cast<uint32_t>(p.ldc) * 2;
+    left_ -= TIMES * 16;
+  }
+  __device__ __forceinline__ void finish(const LargeParams& p) {
+    while (left_ > 0) go_on<2>(p);
+  }
+
+ private:
+  uint32_t from_ = 0;
+  uint32_t to_ = 0;  // in 16 bytes of C
+  int left_ = 0;     // of the rows from this thread's next one on
+};
 
 template <WeightFormat F, int HALVES, int N>
 class ExpertResults {
@@ -29,54 +69,39 @@ class ExpertResults {
         tile_(tile),
         warpgroup_(warpgroup),
         tid_(tid),
-        out_(base + Shared::kOut + warpgroup * Shared::kOutRows * Shared::kOutStride),
+        base_(base),
         outers_(outers) {}
 
-  __device__ __forceinline__ void store_bf16() {
-    constexpr int kTurn = Shared::kOutRows;
+  // To shared memory, where LeavingRows takes them up. Those of the tile before have left.
+  __device__ __forceinline__ void turn_bf16() {
     constexpr int kStride = Shared::kOutStride;
+    constexpr int kAtOnce = 16;
     const int lane = tid_ % 32;
-    const uint32_t turn =
-        out_ + (lane / 16 * 8 + lane % 8) * kStride + (tid_ / 32 * 16 + lane / 8 % 2 * 8) * 2;
-    const uint32_t from = out_ + tid_ / 8 * kStride + tid_ % 8 * 16;
-    const int col = tile_.col_begin + warpgroup_ * 64 + tid_ % 8 * 8;
-    auto* to = static_cast<uint16_t*>(p_.c) + (tile_.row_begin + tid_ / 8) * p_.ldc + col;
-    int left = col < p_.n ? tile_.num_rows - tid_ / 8 : 0;  // of the rows from this thread's next one on
+    const uint32_t to = base_ + Shared::kOut + warpgroup_ * 128 +
+                        (lane / 16 * 8 + lane % 8) * kStride + (tid_ / 32 * 16 + lane / 8 % 2 * 8) * 2;
+    gpu::sync_threads(1 + warpgroup_, 128);
 #pragma unroll
-    for (int begin = 0; begin < kRows; begin += kTurn) {
+    for (int begin = 0; begin < kRows; begin += kAtOnce) {
       if (begin >= tile_.num_rows) break;
-      gpu::sync_threads(1 + warpgroup_, 128);
-#pragma unroll
-      for (int j = begin / 8; j < (begin + kTurn) / 8 && j < kRows / 8; j += 2) {
-        finish(j);
-        finish(j + 1);
-        store_matrices_transposed(turn + (j * 8 - begin) * kStride, round_pair(at(j, 0), at(j, 1)),
-                                  round_pair(at(j, 2), at(j, 3)), round_pair(at(j + 1, 0), at(j + 1, 1)),
-                                  round_pair(at(j + 1, 2), at(j + 1, 3)));
-      }
-      gpu::sync_threads(1 + warpgroup_, 128);
-      uint4 lines[kTurn / 16];  // all on their way before the first is written
-#pragma unroll
-      for (int i = 0; i < kTurn / 16 && begin + i * 16 < kRows; ++i) {
-        lines[i] = load_shared_16(from + i * 16 * kStride);
-      }
-#pragma unroll
-      for (int i = 0; i < kTurn / 16 && begin + i * 16 < kRows; ++i) {
-        if (left > 0) *reinterpret_cast<uint4*>(to) = lines[i];
-        to += 16 * p_.ldc;
-        left -= 16;
-      }
+      const int j = begin / 8;
+      finish(j);
+      finish(j + 1);
+      store_matrices_transposed(to + begin * kStride, round_pair(at(j, 0), at(j, 1)),
+                                round_pair(at(j, 2), at(j, 3)), round_pair(at(j + 1, 0), at(j + 1, 1)),
+                                round_pair(at(j + 1, 2), at(j + 1, 3)));
     }
+    gpu::sync_threads(1 + warpgroup_, 128);
   }
 
   // Set, or added to what is there, which is read a turn ahead.
   __device__ __forceinline__ void store_f32() {
-    constexpr int kTurn = Shared::kOutRows / 2;
+    constexpr int kTurn = 48;
     constexpr int kStride = 64 * 4 + 16;
-    static_assert(kTurn * kStride <= Shared::kOutRows * Shared::kOutStride);
+    static_assert(2 * kTurn * kStride <= kWideRows * Shared::kOutStride);
     constexpr int kEach = kTurn / 8;
-    const uint32_t turn = out_ + tid_ % 4 * 2 * kStride + (tid_ / 32 * 16 + tid_ % 32 / 4) * 4;
-    const uint32_t from = out_ + tid_ / 16 * kStride + tid_ % 16 * 16;
+    const uint32_t out = base_ + Shared::kOut + warpgroup_ * kTurn * kStride;
+    const uint32_t turn = out + tid_ % 4 * 2 * kStride + (tid_ / 32 * 16 + tid_ % 32 / 4) * 4;
+    const uint32_t from = out + tid_ / 16 * kStride + tid_ % 16 * 16;
     const int col = tile_.col_begin + warpgroup_ * 64 + tid_ % 16 * 4;
     auto* to = static_cast<float*>(p_.c) + (tile_.row_begin + tid_ / 16) * p_.ldc + col;
     int left = col < p_.n ? tile_.num_rows - tid_ / 16 : 0;
@@ -142,7 +167,7 @@ class ExpertResults {
   const ExpertExtent& tile_;
   const int warpgroup_;
   const int tid_;
-  const uint32_t out_;
+  const uint32_t base_;
   const uint32_t outers_;
 };
 

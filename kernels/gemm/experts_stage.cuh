@@ -12,7 +12,7 @@ namespace accord::kernels::cuda {
 
 constexpr int kExpertCols = 128;  // columns of C of a tile, 64 per warpgroup that multiplies
 constexpr int kStepDepth = 64;
-constexpr int kRing = 4;
+constexpr int kRing = 3;
 constexpr int kCopyThreads = 128;  // one for every column of a tile
 
 // Up to kWideRows rows of A, swizzled for wgmma. Weights of kExpertCols columns of C: BF16 swizzled too,
@@ -29,15 +29,14 @@ struct ExpertStage {
   static_assert(kBytes % 1024 == 0, "swizzled tiles start at multiples of 1024 bytes");
 };
 
-// After the stages: where results turn, of each multiplying warpgroup kOutRows rows of 64 columns in BF16 and
-// 16 bytes more; of the tiles that are at hand their extents and NVFP4's outer scales; barriers.
+// After the stages: a tile's results in BF16, which leave while the next tile is multiplied; of the tiles that
+// are at hand their extents and NVFP4's outer scales; barriers.
 template <WeightFormat F>
 struct ExpertShared {
-  static constexpr int kOutRows = F == WeightFormat::kBF16 ? 48 : 96;
   static constexpr int kTilesAhead = kRing + 2;  // one is stored, kRing of one step are copied, one begins
-  static constexpr int kOutStride = 64 * 2 + 16;
+  static constexpr int kOutStride = kExpertCols * 2 + 16;  // 16: eight rows hit distinct banks
   static constexpr int kOut = kRing * ExpertStage<F>::kBytes;  // offsets
-  static constexpr int kOuter = kOut + 2 * kOutRows * kOutStride;
+  static constexpr int kOuter = kOut + kWideRows * kOutStride;
   static constexpr int kExtents = kOuter + (F == WeightFormat::kNVFP4 ? kTilesAhead * kWideRows * 4 : 0);
   static constexpr int kBarriers = kExtents + kTilesAhead * 16;
   static constexpr int kBytes = kBarriers + 2 * kRing * 8 + 1024;

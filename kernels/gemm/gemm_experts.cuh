@@ -6,7 +6,7 @@
 // (experts_copies.cuh), two multiply, each 64 columns of C: weights are the 64-row operand (BF16 from shared
 // memory, others decoded into registers while what was decoded before is multiplied), the tile's rows the
 // wide one, of 128 to kWideRows. So an expert's rows are padded little, and most experts' weights are read
-// and decoded once. Copies of the next tile arrive while results are stored.
+// and decoded once. Results leave while the next tile is multiplied.
 #include "kernels/gemm/experts_copies.cuh"
 #include "kernels/gemm/experts_results.cuh"
 #include "kernels/gemm/wgmma_shapes.cuh"
@@ -20,6 +20,7 @@ template <WeightFormat F, bool ACROSS>
 class ExpertProduct {
   using Stage = ExpertStage<F>;
   using Shared = ExpertShared<F>;
+  static constexpr int kLeaving = 2;  // times 16 rows of the tile before, after a step: all in nine steps
 
  public:
   __device__ __forceinline__ ExpertProduct(const LargeParams& p, uint32_t base, int warpgroup, int tid)
@@ -39,6 +40,7 @@ class ExpertProduct {
       }
       ++tiles_;
     }
+    leaving_.finish(p_);
   }
 
  private:
@@ -122,6 +124,7 @@ class ExpertProduct {
       for (; step < end; ++step) {
         wait_full(step);
         multiply(acc, step);
+        leaving_.template go_on<kLeaving>(p_);
         wgmma_wait<1>();
         if (step > first) release(step - 1);
       }
@@ -137,6 +140,7 @@ class ExpertProduct {
         if (step > first) release(step - 1);
         decode<2>(high, step);
         multiply<2>(acc, high, step);
+        leaving_.template go_on<kLeaving>(p_);
         wgmma_wait<1>();
         hold(low);
       }
@@ -155,7 +159,9 @@ class ExpertProduct {
     if constexpr (ACROSS) {
       results.store_f32();
     } else {
-      results.store_bf16();
+      leaving_.finish(p_);
+      results.turn_bf16();
+      leaving_.begin(p_, tile, warpgroup_, tid_, base_);
     }
   }
 
@@ -165,6 +171,7 @@ class ExpertProduct {
   const int tid_;
   uint32_t tiles_ = 0;  // done so far
   uint32_t done_ = 0;   // their steps
+  LeavingRows<F> leaving_;
 };
 
 template <WeightFormat F, bool ACROSS>
