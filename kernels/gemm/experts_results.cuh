@@ -8,12 +8,6 @@
 
 namespace accord::kernels::cuda {
 
-__device__ inline uint32_t round_pair(float low, float high) {  // NaN here is always the canonical one
-  uint32_t d;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(d) : "f"(high), "f"(low));
-  return d;
-}
-
 // BF16 rows of a tile on their way from shared memory to C, 16 at a time by a warpgroup: some after every
 // product of the next tile, which run meanwhile.
 template <WeightFormat F>

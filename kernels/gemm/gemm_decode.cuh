@@ -79,6 +79,7 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
 
   // ---- reading ahead: the next stage to bring is step next_step of slab next_slab
   int next_slab = share.begin + warp;
+  int next_tile = next_slab / slabs;
   int next_step = 0;
   uint32_t slot_in = 0;
   const unsigned char* rows_from = nullptr;
@@ -86,11 +87,11 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
   int open_tile = -1;
   GemmWeight weight = p.b;
   const auto open_slab = [&] {
-    const int tile = next_slab / slabs;
-    const int row = (next_slab - tile * slabs) * T::kRows;
-    if (grouped && tile != open_tile) {
-      open_tile = tile;
-      weight = weight_at_rest(p.experts + __ldcg(&p.tiles[tile].expert));
+    while (next_slab >= (next_tile + 1) * slabs) ++next_tile;
+    const int row = (next_slab - next_tile * slabs) * T::kRows;
+    if (grouped && next_tile != open_tile) {
+      open_tile = next_tile;
+      weight = weight_at_rest(p.experts + __ldcg(&p.tiles[next_tile].expert));
     }
     if constexpr (T::kFragments) {
       rows_from = static_cast<const unsigned char*>(weight.fragments) +
@@ -399,23 +400,37 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
       slot_out = slot_out + T::kStageBytes == STAGES * T::kStageBytes ? 0 : slot_out + T::kStageBytes;
     }
     // acc[j][e]: row of B group (+8 for e >= 2), row of A 8j + 2 quad + e % 2.
+    if constexpr (kNvfp4) {
 #pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
+      for (int j = 0; j < kTiles; ++j) {
+        const float2 both = *reinterpret_cast<const float2*>(outer + place + j * 8 + quad * 2);
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int r = j * 8 + quad * 2 + e;
-        if (r >= tile.num_rows) continue;
+        for (int e = 0; e < 4; ++e) {
+          acc[j][e] = ((acc[j][e] * kNvfp4Fold) * p.inverse) * (e % 2 == 0 ? both.x : both.y);
+        }
+      }
+    }
+    if (p.c_bf16) {
+      // Turned: a row of A and two neighbouring rows of B to a lane.
+      uint16_t* to = static_cast<uint16_t*>(p.c) + (tile.row_begin + group) * p.ldc + slab_row + quad * 2;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float x = acc[j][half * 2 + e];
-          if constexpr (kNvfp4) x = ((x * kNvfp4Fold) * p.inverse) * outer[place + r];
-          const int64_t at = (tile.row_begin + r) * p.ldc + slab_row + half * 8 + group;
-          if (p.c_bf16) {
-            static_cast<uint16_t*>(p.c)[at] = static_cast<uint16_t>(bf16_bits(x));
-          } else {
-            float* to = static_cast<float*>(p.c) + at;
-            *to = p.accumulate ? *to + x : x;
-          }
+      for (int j = 0; j < kTiles; ++j, to += 8 * p.ldc) {
+        const uint32_t low = transpose_matrix(round_pair(acc[j][0], acc[j][1]));
+        const uint32_t high = transpose_matrix(round_pair(acc[j][2], acc[j][3]));
+        if (j * 8 + group < tile.num_rows) {
+          *reinterpret_cast<uint32_t*>(to) = low;
+          *reinterpret_cast<uint32_t*>(to + 8) = high;
+        }
+      }
+    } else {
+      float* to = static_cast<float*>(p.c) + (tile.row_begin + quad * 2) * p.ldc + slab_row + group;
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j, to += 8 * p.ldc) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float* const c = to + e % 2 * p.ldc + e / 2 * 8;
+          if (j * 8 + quad * 2 + e % 2 >= tile.num_rows) continue;
+          *c = p.accumulate ? *c + acc[j][e] : acc[j][e];
         }
       }
     }

@@ -28,13 +28,14 @@ bool launch_decode_as(const ForwardParams& p, int per_multiprocessor, StreamHand
 template <WeightFormat F, WeightOrder O>
 bool launch_decode_of(const ForwardParams& p, int32_t row_tiles, StreamHandle stream) {
   const int64_t slabs = int64_t{row_tiles} * (p.n / 16);
-  if (slabs >= (int64_t{1} << 31)) return false;
+  if (slabs > kMaxShareSlabs) return false;
   const int blocks = num_multiprocessors();
   // Slabs in flight times stages: enough bytes on their way however few slabs there are.
   if (slabs <= int64_t{4} * blocks && launch_decode_as<F, O, 4, 8>(p, 1, stream)) return true;
   if (slabs <= int64_t{8} * blocks && launch_decode_as<F, O, 8, 6>(p, 1, stream)) return true;
   if constexpr (O == WeightOrder::kFragments) {
-    return launch_decode_as<F, O, 20, 2>(p, 1, stream);
+    return F == WeightFormat::kNVFP4 ? launch_decode_as<F, O, 16, 3>(p, 1, stream)
+                                     : launch_decode_as<F, O, 12, 4>(p, 1, stream);
   } else if constexpr (F == WeightFormat::kBF16) {
     return launch_decode_as<F, O, 16, 4>(p, 1, stream);
   } else if constexpr (F == WeightFormat::kMXFP8) {
@@ -48,12 +49,13 @@ bool launch_decode_of(const ForwardParams& p, int32_t row_tiles, StreamHandle st
   }
 }
 
-// True: it took the product, of at most 16 rows or grouped by 16: N % 16 == 0, K a multiple of a stage, and
-// rows of A fit.
+// True: it took the product, of at most 16 rows or grouped by 16: N % 16 == 0, K a multiple of a stage, rows
+// of A fit, and C can be written two BF16 at a time.
 template <WeightFormat F>
 bool launch_decode(const ForwardParams& p, int32_t row_tiles, StreamHandle stream) {
   constexpr WeightOrder kRows = WeightOrder::kRows;
-  if (p.n % 16 != 0 || p.k % DecodeLayout<F, kRows, 4, 8>::kStep != 0) return false;
+  const bool pairs = !p.c_bf16 || (p.ldc % 2 == 0 && reinterpret_cast<uintptr_t>(p.c) % 4 == 0);
+  if (p.n % 16 != 0 || !pairs || p.k % DecodeLayout<F, kRows, 4, 8>::kStep != 0) return false;
   if constexpr (F == WeightFormat::kBF16) {
     // With few rows per expert the blocks of gemm_few_rows.cuh read faster; with more, their rows of A cost
     // as much as the weights. Row tiles are a bound: as many as experts and full tiles.

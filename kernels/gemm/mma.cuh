@@ -70,6 +70,13 @@ __device__ inline void mma_16816(float (&c)[4], const uint32_t (&a)[4], uint32_t
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// An 8x8 matrix of 16-bit elements, spread over a warp as store_matrices takes it, turned.
+__device__ inline uint32_t transpose_matrix(uint32_t x) {
+  uint32_t d;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(d) : "r"(x));
+  return d;
+}
+
 __device__ inline void store_shared_16(uint32_t address, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};\n" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z),
                "r"(v.w)
@@ -147,6 +154,12 @@ __device__ inline uint32_t bf16_bits(float x) {
 }
 __device__ inline uint32_t bf16_pair(float low, float high) {
   return bf16_bits(low) | (bf16_bits(high) << 16);
+}
+// The same of sums of products: their NaN is the canonical one, and the instruction gives the same.
+__device__ inline uint32_t round_pair(float low, float high) {
+  uint32_t d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(d) : "f"(high), "f"(low));
+  return d;
 }
 __device__ inline float bf16_value(uint16_t x) { return __uint_as_float(uint32_t{x} << 16); }
 

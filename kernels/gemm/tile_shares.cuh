@@ -31,42 +31,48 @@ struct SlabShare {
   int begin, end;
 };
 
-// Slab i of tile t has number t * slabs + i; `wide` of slab_cost. `tiles` null: one tile. Every lane of a
-// warp calls it and gets the same answer.
+// floor(all * part / parts) for parts below 2^15.
+__device__ inline int proportion(int all, int part, int parts) {
+  const int each = all / parts;
+  return each * part + (all - each * parts) * part / parts;
+}
+
+// Slabs of a product at most, so that costs fit.
+constexpr int64_t kMaxShareSlabs = int64_t{1} << 28;
+
+// Slab i of tile t has number t * slabs + i; `wide` of slab_cost, at most 7. `tiles` null: one tile. Every
+// lane of a warp calls it and gets the same answer.
 __device__ inline SlabShare slab_share(const GroupTile* tiles, const int32_t* num_tiles, int slabs,
                                        int wide) {
-  const int64_t block = blockIdx.x;
-  const int64_t blocks = gridDim.x;
-  if (tiles == nullptr) {
-    return {static_cast<int>(slabs * block / blocks), static_cast<int>(slabs * (block + 1) / blocks)};
-  }
-  const int lane = threadIdx.x % gpu::kWarp;
+  const int block = static_cast<int>(blockIdx.x);
+  const int blocks = static_cast<int>(gridDim.x);
+  if (tiles == nullptr) return {proportion(slabs, block, blocks), proportion(slabs, block + 1, blocks)};
+  const int lane = static_cast<int>(threadIdx.x) % gpu::kWarp;
   const int count = __ldcg(num_tiles);
-  int64_t all = 0;
+  int all = 0;
 #pragma unroll 4
   for (int t = lane; t < count; t += gpu::kWarp) all += slab_cost(__ldcg(&tiles[t].num_rows), wide);
-  for (int step = 16; step > 0; step /= 2) all += __shfl_xor_sync(gpu::kFullMask, all, step);
-  all *= slabs;
-  const int64_t from = all * block / blocks;
-  const int64_t to = all * (block + 1) / blocks;
+  all = __reduce_add_sync(gpu::kFullMask, all) * slabs;
+  const int from = proportion(all, block, blocks);
+  const int to = proportion(all, block + 1, blocks);
 
   // The first slab at or after a cost: in the tile whose costs reach past it.
   SlabShare share{count * slabs, count * slabs};
-  int64_t before = 0;
+  int before = 0;
   for (int base = 0; base < count; base += gpu::kWarp) {
     const int t = base + lane;
     const int cost = t < count ? slab_cost(__ldcg(&tiles[t].num_rows), wide) : 0;
-    int64_t sum = cost;
+    int sum = cost;
     for (int step = 1; step < gpu::kWarp; step *= 2) {
-      const int64_t below = __shfl_up_sync(gpu::kFullMask, sum, step);
+      const int below = __shfl_up_sync(gpu::kFullMask, sum, step);
       if (lane >= step) sum += below;
     }
-    const int64_t start = before + (sum - cost) * slabs;
-    const auto place = [&](int64_t target, int& slab) {
-      const bool here = cost != 0 && start <= target && target < start + int64_t{cost} * slabs;
+    const int start = before + (sum - cost) * slabs;
+    const auto place = [&](int target, int& slab) {
+      const bool here = cost != 0 && start <= target && target < start + cost * slabs;
       const unsigned which = __ballot_sync(gpu::kFullMask, here);
       if (which == 0) return;
-      const int at = t * slabs + (static_cast<int>(target - start) + cost - 1) / max(cost, 1);
+      const int at = t * slabs + (target - start + cost - 1) / max(cost, 1);
       slab = __shfl_sync(gpu::kFullMask, at, __ffs(static_cast<int>(which)) - 1);
     };
     place(from, share.begin);
