@@ -58,21 +58,15 @@ class ExpertResults {
   __device__ __forceinline__ ExpertResults(const LargeParams& p, float (&acc)[HALVES][N],
                                            const ExpertExtent& tile, int warpgroup, int tid, uint32_t base,
                                            uint32_t outers)
-      : p_(p),
-        acc_(acc),
-        tile_(tile),
-        warpgroup_(warpgroup),
-        tid_(tid),
-        base_(base),
-        outers_(outers) {}
+      : p_(p), acc_(acc), tile_(tile), warpgroup_(warpgroup), tid_(tid), base_(base), outers_(outers) {}
 
   // To shared memory, where LeavingRows takes them up. Those of the tile before have left.
   __device__ __forceinline__ void turn_bf16() {
     constexpr int kStride = Shared::kOutStride;
     constexpr int kAtOnce = 16;
     const int lane = tid_ % 32;
-    const uint32_t to = base_ + Shared::kOut + warpgroup_ * 128 +
-                        (lane / 16 * 8 + lane % 8) * kStride + (tid_ / 32 * 16 + lane / 8 % 2 * 8) * 2;
+    const uint32_t to = base_ + Shared::kOut + warpgroup_ * 128 + (lane / 16 * 8 + lane % 8) * kStride +
+                        (tid_ / 32 * 16 + lane / 8 % 2 * 8) * 2;
     gpu::sync_threads(1 + warpgroup_, 128);
 #pragma unroll
     for (int begin = 0; begin < kRows; begin += kAtOnce) {

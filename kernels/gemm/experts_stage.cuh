@@ -29,12 +29,12 @@ struct ExpertStage {
   static_assert(kBytes % 1024 == 0, "swizzled tiles start at multiples of 1024 bytes");
 };
 
-// After the stages: a tile's results in BF16, which leave while the next tile is multiplied; of the tiles that
-// are at hand their extents and NVFP4's outer scales; barriers.
+// After the stages: a tile's results in BF16, which leave while the next tile is multiplied; of the tiles
+// that are at hand their extents and NVFP4's outer scales; barriers.
 template <WeightFormat F>
 struct ExpertShared {
   static constexpr int kTilesAhead = kRing + 2;  // one is stored, kRing of one step are copied, one begins
-  static constexpr int kOutStride = kExpertCols * 2 + 16;  // 16: eight rows hit distinct banks
+  static constexpr int kOutStride = kExpertCols * 2 + 16;      // 16: eight rows hit distinct banks
   static constexpr int kOut = kRing * ExpertStage<F>::kBytes;  // offsets
   static constexpr int kOuter = kOut + kWideRows * kOutStride;
   static constexpr int kExtents = kOuter + (F == WeightFormat::kNVFP4 ? kTilesAhead * kWideRows * 4 : 0);

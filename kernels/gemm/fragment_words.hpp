@@ -1,6 +1,6 @@
 #pragma once
-// The words of fragments.hpp, for host and device. Codes lie where few instructions make bf16 of them: the two
-// of a register in both halves alike, most of them a rotation away from where bf16 has sign, exponent and
+// The words of fragments.hpp, for host and device. Codes lie where few instructions make bf16 of them: the
+// two of a register in both halves alike, most of them a rotation away from where bf16 has sign, exponent and
 // mantissa.
 #include <cstdint>
 
@@ -78,7 +78,6 @@ ACCORD_HOST_DEVICE inline uint32_t mxfp8_fragment_codes(uint32_t word) {
                           (word >> 28 & 0x7U) | (word & 0x800U) | (word & 0x7000U) >> 4;
   return first | second << 16;
 }
-
 
 // Codes 0 and 1, and 2 and 3, as the bits of bf16x2, 2^-120 times their values.
 ACCORD_HOST_DEVICE inline void mxfp8_fragment_bits(uint32_t word, uint32_t (&bits)[2]) {

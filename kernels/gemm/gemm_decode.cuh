@@ -23,24 +23,27 @@ namespace accord::kernels::cuda {
 // Bytes as they lie in the arena, or copies in the order of fragments.hpp.
 enum class WeightOrder { kRows, kFragments };
 
-template <WeightFormat F, WeightOrder O, int W, int STAGES>
+// SLABS: that a warp takes at a time.
+template <WeightFormat F, WeightOrder O, int W, int STAGES, int SLABS>
 struct DecodeLayout {
   using Traits = WeightTraits<F>;
   static constexpr bool kPlain = F == WeightFormat::kBF16;
   static constexpr bool kFragments = O == WeightOrder::kFragments;
   static constexpr int kThreads = 32 * W;
-  static constexpr int kRows = 16;                            // of B and of A
+  static constexpr int kRows = 16;                            // of a slab
   static constexpr int kStep = 1024 / Traits::kBitsPerValue;  // values of K of a stage
   static constexpr int kRowStride = kFragments ? 128 : 128 + 16;
   static constexpr int kScaleBytes = kPlain ? 0 : kStep / std::max(Traits::kBlock, 1);  // of a row and stage
   static constexpr int kScaleOffset = kRows * kRowStride;
-  static constexpr int kStageBytes = kScaleOffset + kRows * kScaleBytes;
+  static constexpr int kSlabBytes = kScaleOffset + kRows * kScaleBytes;
+  static constexpr int kStageBytes = SLABS * kSlabBytes;
   // NVFP4: of 16 groups, four at a time, of row pairs r and r + 8, the two bf16 scales of a group.
   static constexpr int kDecodedBytes = F == WeightFormat::kNVFP4 ? kRows / 2 * 16 * 4 : 0;
-  static constexpr int kWarpBytes = STAGES * kStageBytes + kDecodedBytes;
+  static constexpr int kWarpBytes = STAGES * kStageBytes + SLABS * kDecodedBytes;
   static constexpr int kMaxTokens = 64;  // rows of A in shared memory
   static constexpr int kOuterBytes = kMaxTokens * 4;
   static_assert(kStageBytes % 16 == 0 && kWarpBytes % 16 == 0);
+  static_assert(SLABS == 1 || kFragments);
   __host__ __device__ static int token_stride(int k) { return k * 2 + 64; }
   // Rows of A that fit beside the rings of a block that may use `bytes`.
   static int tokens_that_fit(int k, int bytes) {
@@ -51,10 +54,10 @@ struct DecodeLayout {
   }
 };
 
-template <WeightFormat F, WeightOrder O, int W, int STAGES>
-__global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
-    decode_kernel(const ForwardParams p, int max_tokens) {
-  using T = DecodeLayout<F, O, W, STAGES>;
+template <WeightFormat F, WeightOrder O, int W, int STAGES, int SLABS>
+__global__ void __launch_bounds__(32 * W, (STAGES == 2 && SLABS == 1 ? 24 : 16) / W)
+    decode_kernel(const ForwardParams p, int row_tiles, int max_tokens) {
+  using T = DecodeLayout<F, O, W, STAGES, SLABS>;
   using Traits = WeightTraits<F>;
   constexpr bool kNvfp4 = F == WeightFormat::kNVFP4;
   extern __shared__ __align__(128) unsigned char shared[];
@@ -69,10 +72,12 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
   const uint32_t tokens = shared_address(shared) + W * T::kWarpBytes + T::kOuterBytes;
   const int token_stride = T::token_stride(p.k);
 
-  const int slabs = p.n / T::kRows;  // of a tile
+  const int slabs = p.n / (SLABS * T::kRows);  // of a tile; SLABS at a time are one of them
   const bool grouped = p.tiles != nullptr;
   if (!p.b_at_rest) gpu::wait_for_previous();
-  const SlabShare share = slab_share(p.tiles, p.num_tiles, slabs, T::kPlain ? 4 : 5);
+  // BF16 has no registers to spare.
+  const TileList<T::kPlain ? 0 : 4> list(p.tiles, p.num_tiles, grouped ? row_tiles : 0);
+  const SlabShare share = grouped ? slab_share(list, slabs, T::kPlain ? 4 : 5) : slab_share(slabs);
   const int steps = p.k / T::kStep;
   const int64_t row_bytes = static_cast<int64_t>(p.k) * Traits::kBitsPerValue / 8;
   const int row_scales = T::kPlain ? 0 : p.k / std::max(Traits::kBlock, 1);
@@ -88,14 +93,14 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
   GemmWeight weight = p.b;
   const auto open_slab = [&] {
     while (next_slab >= (next_tile + 1) * slabs) ++next_tile;
-    const int row = (next_slab - next_tile * slabs) * T::kRows;
+    const int row = (next_slab - next_tile * slabs) * (SLABS * T::kRows);
     if (grouped && next_tile != open_tile) {
       open_tile = next_tile;
-      weight = weight_at_rest(p.experts + __ldcg(&p.tiles[next_tile].expert));
+      weight = weight_at_rest(p.experts + list.expert(next_tile));
     }
     if constexpr (T::kFragments) {
       rows_from = static_cast<const unsigned char*>(weight.fragments) +
-                  static_cast<int64_t>(row / T::kRows) * steps * T::kStageBytes + lane * 16;
+                  static_cast<int64_t>(row / T::kRows) * steps * T::kSlabBytes + lane * 16;
     } else {
       rows_from =
           static_cast<const unsigned char*>(weight.data) + (row + lane / 8) * row_bytes + lane % 8 * 16;
@@ -107,11 +112,16 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
       const uint32_t to = ring + slot_in;
       if constexpr (T::kFragments) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) copy_async<16>(to + lane * 16 + i * 512, rows_from + i * 512, true);
-        if (lane < T::kRows * T::kScaleBytes / 16) {
-          copy_async<16>(to + T::kScaleOffset + lane * 16, rows_from + T::kScaleOffset, true);
+        for (int slab = 0; slab < SLABS; ++slab) {
+          const unsigned char* from = rows_from + int64_t{slab} * steps * T::kSlabBytes;
+          const uint32_t slab_to = to + slab * T::kSlabBytes + lane * 16;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) copy_async<16>(slab_to + i * 512, from + i * 512, true);
+          if (lane < T::kRows * T::kScaleBytes / 16) {
+            copy_async<16>(slab_to + T::kScaleOffset, from + T::kScaleOffset, true);
+          }
         }
-        rows_from += T::kStageBytes;
+        rows_from += T::kSlabBytes;
       } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -238,15 +248,12 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
 
   // One stage of fragments: what a read of 16 bytes brings at a time.
   [[maybe_unused]] const auto compute_fragments = [&](auto& acc, auto large, uint32_t tokens_at,
-                                                      const uint32_t(&scale_words)[2]) {
-    constexpr int kTiles = sizeof(acc) / sizeof(acc[0]);
+                                                      const auto& scale_words) {
+    constexpr int kTiles = sizeof(acc[0]) / sizeof(acc[0][0]);
     constexpr int kGroups = kNvfp4 ? 4 : 2;  // of 16 bytes
     const uint32_t w_at = ring + slot_out + lane * 16;
-    [[maybe_unused]] E8m0Factor factor[2];
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
-      const uint4 words = load_shared_16(w_at + part * 512);
-      const uint32_t word[4] = {words.x, words.y, words.z, words.w};
       uint4 t[kTiles][kGroups / 2];
 #pragma unroll
       for (int i = 0; i < kGroups / 2; ++i) {
@@ -255,31 +262,39 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
           t[j][i] = load_shared_16(tokens_at + j * 8 * token_stride + (part * kGroups / 2 + i) * 64);
         }
       }
-      uint4 scales{};
-      if constexpr (kNvfp4) scales = load_shared_16(decoded + (part * 8 + group) * 16);
-      [[maybe_unused]] const uint32_t s[4] = {scales.x, scales.y, scales.z, scales.w};
-      if constexpr (!kNvfp4) {
-        constexpr bool kLarge = decltype(large)::value;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const uint32_t e = (scale_words[half] >> (part * 8)) & 0xffu;
-          factor[half] =
-              kLarge ? e8m0_factor(e) : E8m0Factor{e * 0x00800080u + 120u * 0x00800080u, 0x3f803f80u};
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i) {
-        uint32_t w[4];
+      for (int slab = 0; slab < SLABS; ++slab) {
+        const uint4 words = load_shared_16(w_at + slab * T::kSlabBytes + part * 512);
+        const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+        uint4 scales{};
         if constexpr (kNvfp4) {
-          decode_nvfp4_fragment(word[i], s[i], w);
-        } else {
-          decode_mxfp8_fragment<decltype(large)::value>(word[i * 2], factor[0], w[0], w[2]);
-          decode_mxfp8_fragment<decltype(large)::value>(word[i * 2 + 1], factor[1], w[1], w[3]);
+          scales = load_shared_16(decoded + slab * T::kDecodedBytes + (part * 8 + group) * 16);
+        }
+        [[maybe_unused]] const uint32_t s[4] = {scales.x, scales.y, scales.z, scales.w};
+        [[maybe_unused]] E8m0Factor factor[2];
+        if constexpr (!kNvfp4) {
+          constexpr bool kLarge = decltype(large)::value;
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const uint32_t e = (scale_words[slab][half] >> (part * 8)) & 0xffu;
+            factor[half] =
+                kLarge ? e8m0_factor(e) : E8m0Factor{e * 0x00800080u + 120u * 0x00800080u, 0x3f803f80u};
+          }
         }
 #pragma unroll
-        for (int j = 0; j < kTiles; ++j) {
-          const uint4 v = t[j][i / 2];
-          mma_16816(acc[j], w, i % 2 == 0 ? v.x : v.z, i % 2 == 0 ? v.y : v.w);
+        for (int i = 0; i < kGroups; ++i) {
+          uint32_t w[4];
+          if constexpr (kNvfp4) {
+            decode_nvfp4_fragment(word[i], s[i], w);
+          } else {
+            decode_mxfp8_fragment<decltype(large)::value>(word[i * 2], factor[0], w[0], w[2]);
+            decode_mxfp8_fragment<decltype(large)::value>(word[i * 2 + 1], factor[1], w[1], w[3]);
+          }
+#pragma unroll
+          for (int j = 0; j < kTiles; ++j) {
+            const uint4 v = t[j][i / 2];
+            mma_16816(acc[slab][j], w, i % 2 == 0 ? v.x : v.z, i % 2 == 0 ? v.y : v.w);
+          }
         }
       }
     }
@@ -346,60 +361,9 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
     }
   };
 
-  // `place`: of the tile's first row of A in shared memory.
-  const auto run_slab = [&](auto active_tiles, const GroupTile& tile, int place, int slab_row) {
-    constexpr int kTiles = decltype(active_tiles)::value;
-    float acc[kTiles][4] = {};
-    uint32_t tokens_at = token_lane + place * token_stride;
-    for (int step = 0; step < steps; ++step) {
-      copy_wait<STAGES - 2>();
-      __syncwarp();
-      issue();
-      [[maybe_unused]] uint32_t scale_words[2] = {};
-      bool large = false;
-      [[maybe_unused]] const uint32_t scales_at = ring + slot_out + T::kScaleOffset;
-      if constexpr (kNvfp4) {
-        uint2 codes;  // four groups of rows group and group + 8
-        if constexpr (T::kFragments) {
-          codes = load_shared_8(scales_at + (quad * 8 + group) * 8);
-        } else {
-          const uint32_t from = scales_at + group * T::kScaleBytes + quad * 4;
-          const uint32_t low = load_shared_4(from);
-          const uint32_t high = load_shared_4(from + 8 * T::kScaleBytes);
-          codes = {__byte_perm(low, high, 0x5410), __byte_perm(low, high, 0x7632)};
-        }
-        const uint2 first = nvfp4_scale_pairs(codes.x);
-        const uint2 last = nvfp4_scale_pairs(codes.y);
-        store_shared_16(decoded + (quad * 8 + group) * 16, {first.x, first.y, last.x, last.y});
-        __syncwarp();
-      } else if constexpr (!T::kPlain) {
-        uint32_t above = 0;  // bytes above 134
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int at = T::kFragments ? group * 2 + half : group + half * 8;
-          scale_words[half] = load_shared_4(scales_at + at * T::kScaleBytes);
-          above |= ((scale_words[half] & 0x7f7f7f7fu) + 0x79797979u) & scale_words[half];
-        }
-        large = __any_sync(0xffffffffu, (above & 0x80808080u) != 0);
-      }
-      const auto compute = [&]([[maybe_unused]] auto above_seven) {
-        if constexpr (T::kPlain) {
-          compute_plain(acc, tokens_at);
-        } else if constexpr (T::kFragments) {
-          compute_fragments(acc, above_seven, tokens_at, scale_words);
-        } else {
-          compute_rows(acc, above_seven, tokens_at, scale_words);
-        }
-      };
-      if (F == WeightFormat::kMXFP8 && large) {
-        compute(Constant<true>{});
-      } else {
-        compute(Constant<false>{});
-      }
-      tokens_at += T::kStep * 2;
-      slot_out = slot_out + T::kStageBytes == STAGES * T::kStageBytes ? 0 : slot_out + T::kStageBytes;
-    }
-    // acc[j][e]: row of B group (+8 for e >= 2), row of A 8j + 2 quad + e % 2.
+  // acc[j][e]: row of B group (+8 for e >= 2), row of A 8j + 2 quad + e % 2.
+  const auto store = [&](auto& acc, const GroupTile& tile, [[maybe_unused]] int place, int slab_row) {
+    constexpr int kTiles = sizeof(acc) / sizeof(acc[0]);
     if constexpr (kNvfp4) {
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
@@ -436,6 +400,72 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
     }
   };
 
+  // `place`: of the tile's first row of A in shared memory.
+  const auto run_slab = [&](auto active_tiles, const GroupTile& tile, int place, int slab_row) {
+    constexpr int kTiles = decltype(active_tiles)::value;
+    float acc[SLABS][kTiles][4] = {};
+    uint32_t tokens_at = token_lane + place * token_stride;
+    for (int step = 0; step < steps; ++step) {
+      copy_wait<STAGES - 2>();
+      __syncwarp();
+      issue();
+      [[maybe_unused]] uint32_t scale_words[SLABS][2] = {};
+      bool large = false;
+      if constexpr (!T::kPlain) {
+        [[maybe_unused]] uint32_t above = 0;  // bytes above 134
+#pragma unroll
+        for (int i = 0; i < SLABS; ++i) {
+          const uint32_t scales_at = ring + slot_out + i * T::kSlabBytes + T::kScaleOffset;
+          if constexpr (kNvfp4) {
+            uint2 codes;  // four groups of rows group and group + 8
+            if constexpr (T::kFragments) {
+              codes = load_shared_8(scales_at + (quad * 8 + group) * 8);
+            } else {
+              const uint32_t from = scales_at + group * T::kScaleBytes + quad * 4;
+              const uint32_t low = load_shared_4(from);
+              const uint32_t high = load_shared_4(from + 8 * T::kScaleBytes);
+              codes = {__byte_perm(low, high, 0x5410), __byte_perm(low, high, 0x7632)};
+            }
+            const uint2 first = nvfp4_scale_pairs(codes.x);
+            const uint2 last = nvfp4_scale_pairs(codes.y);
+            store_shared_16(decoded + i * T::kDecodedBytes + (quad * 8 + group) * 16,
+                            {first.x, first.y, last.x, last.y});
+          } else {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const int at = T::kFragments ? group * 2 + half : group + half * 8;
+              scale_words[i][half] = load_shared_4(scales_at + at * T::kScaleBytes);
+              above |= ((scale_words[i][half] & 0x7f7f7f7fu) + 0x79797979u) & scale_words[i][half];
+            }
+          }
+        }
+        if constexpr (kNvfp4) {
+          __syncwarp();
+        } else {
+          large = __any_sync(0xffffffffu, (above & 0x80808080u) != 0);
+        }
+      }
+      const auto compute = [&]([[maybe_unused]] auto above_seven) {
+        if constexpr (T::kPlain) {
+          compute_plain(acc[0], tokens_at);
+        } else if constexpr (T::kFragments) {
+          compute_fragments(acc, above_seven, tokens_at, scale_words);
+        } else {
+          compute_rows(acc[0], above_seven, tokens_at, scale_words[0]);
+        }
+      };
+      if (F == WeightFormat::kMXFP8 && large) {
+        compute(Constant<true>{});
+      } else {
+        compute(Constant<false>{});
+      }
+      tokens_at += T::kStep * 2;
+      slot_out = slot_out + T::kStageBytes == STAGES * T::kStageBytes ? 0 : slot_out + T::kStageBytes;
+    }
+#pragma unroll
+    for (int i = 0; i < SLABS; ++i) store(acc[i], tile, place, slab_row + i * T::kRows);
+  };
+
   int slab = share.begin + warp;
   for (int at = share.begin; at < share.end;) {
     int index = at / slabs;
@@ -448,7 +478,7 @@ __global__ void __launch_bounds__(32 * W, (STAGES == 2 ? 24 : 16) / W)
         place += padded_rows(tile.num_rows);
         tile = tile_at(++index);
       }
-      const int row = (slab - index * slabs) * T::kRows;
+      const int row = (slab - index * slabs) * (SLABS * T::kRows);
       if (tile.num_rows <= 8) {
         run_slab(Constant<1>{}, tile, place, row);
       } else {

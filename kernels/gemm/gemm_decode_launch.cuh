@@ -8,21 +8,33 @@
 namespace accord::kernels::cuda {
 
 // True: launched. Blocks of `per_multiprocessor` on one, which share its memory.
-template <WeightFormat F, WeightOrder O, int W, int STAGES>
-bool launch_decode_as(const ForwardParams& p, int per_multiprocessor, StreamHandle stream) {
-  using T = DecodeLayout<F, O, W, STAGES>;
+template <WeightFormat F, WeightOrder O, int W, int STAGES, int SLABS = 1>
+bool launch_decode_as(const ForwardParams& p, int32_t row_tiles, int per_multiprocessor,
+                      StreamHandle stream) {
+  using T = DecodeLayout<F, O, W, STAGES, SLABS>;
   // Of a block; a multiprocessor has 1 KiB more, and each block takes 1 KiB.
   constexpr int kShared = 227 * 1024;
   const int room = std::min(kShared, 228 * 1024 / per_multiprocessor - 1024);
   const int tokens = T::tokens_that_fit(p.k, room);
   if (tokens < kDecodeTileRows) return false;
-  const auto kernel = decode_kernel<F, O, W, STAGES>;
+  const auto kernel = decode_kernel<F, O, W, STAGES, SLABS>;
   const int bytes = T::shared_bytes(p.k, tokens);
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   const int blocks = num_multiprocessors() * per_multiprocessor;
-  gpu::launch_overlapped(kernel, static_cast<unsigned>(blocks), 32 * W, bytes, stream, p, tokens);
+  gpu::launch_overlapped(kernel, static_cast<unsigned>(blocks), 32 * W, bytes, stream, p, row_tiles, tokens);
   check_launch("gemm_forward");
   return true;
+}
+
+// Two slabs at a time read the rows of A in shared memory half as often. But where tiles are rather full (row
+// tiles are a bound: as many as experts and full tiles), blocks wait less if the rows of two tiles fit.
+inline bool launch_nvfp4_fragments(const ForwardParams& p, int32_t row_tiles, StreamHandle stream) {
+  constexpr WeightFormat kFormat = WeightFormat::kNVFP4;
+  constexpr WeightOrder kOrder = WeightOrder::kFragments;
+  const bool full = p.m >= int64_t{5} * row_tiles && p.k > 1024;
+  const bool two = p.n % 32 == 0 && !full;
+  return (two && launch_decode_as<kFormat, kOrder, 12, 2, 2>(p, row_tiles, 1, stream)) ||
+         launch_decode_as<kFormat, kOrder, 16, 2>(p, row_tiles, 1, stream);
 }
 
 template <WeightFormat F, WeightOrder O>
@@ -31,21 +43,23 @@ bool launch_decode_of(const ForwardParams& p, int32_t row_tiles, StreamHandle st
   if (slabs > kMaxShareSlabs) return false;
   const int blocks = num_multiprocessors();
   // Slabs in flight times stages: enough bytes on their way however few slabs there are.
-  if (slabs <= int64_t{4} * blocks && launch_decode_as<F, O, 4, 8>(p, 1, stream)) return true;
-  if (slabs <= int64_t{8} * blocks && launch_decode_as<F, O, 8, 6>(p, 1, stream)) return true;
-  if constexpr (O == WeightOrder::kFragments) {
-    return F == WeightFormat::kNVFP4 ? launch_decode_as<F, O, 16, 3>(p, 1, stream)
-                                     : launch_decode_as<F, O, 12, 4>(p, 1, stream);
+  if (slabs <= int64_t{4} * blocks && launch_decode_as<F, O, 4, 8>(p, row_tiles, 1, stream)) return true;
+  if (slabs <= int64_t{8} * blocks && launch_decode_as<F, O, 8, 6>(p, row_tiles, 1, stream)) return true;
+  if constexpr (O == WeightOrder::kFragments && F == WeightFormat::kNVFP4) {
+    return launch_nvfp4_fragments(p, row_tiles, stream);
+  } else if constexpr (O == WeightOrder::kFragments) {
+    return launch_decode_as<F, O, 12, 4>(p, row_tiles, 1, stream);
   } else if constexpr (F == WeightFormat::kBF16) {
-    return launch_decode_as<F, O, 16, 4>(p, 1, stream);
+    return launch_decode_as<F, O, 16, 4>(p, row_tiles, 1, stream);
   } else if constexpr (F == WeightFormat::kMXFP8) {
     // Longer rows are read faster by blocks of fewer warps (gemm_few_rows.cuh).
-    return p.k <= 1024 &&
-           (launch_decode_as<F, O, 8, 2>(p, 3, stream) || launch_decode_as<F, O, 8, 4>(p, 2, stream) ||
-            launch_decode_as<F, O, 16, 4>(p, 1, stream));
+    return p.k <= 1024 && (launch_decode_as<F, O, 8, 2>(p, row_tiles, 3, stream) ||
+                           launch_decode_as<F, O, 8, 4>(p, row_tiles, 2, stream) ||
+                           launch_decode_as<F, O, 16, 4>(p, row_tiles, 1, stream));
   } else {
     // Two blocks of a multiprocessor wait for each other's rows of A less than one of all its warps.
-    return launch_decode_as<F, O, 8, 3>(p, 2, stream) || launch_decode_as<F, O, 16, 3>(p, 1, stream);
+    return launch_decode_as<F, O, 8, 3>(p, row_tiles, 2, stream) ||
+           launch_decode_as<F, O, 16, 3>(p, row_tiles, 1, stream);
   }
 }
 
@@ -55,7 +69,7 @@ template <WeightFormat F>
 bool launch_decode(const ForwardParams& p, int32_t row_tiles, StreamHandle stream) {
   constexpr WeightOrder kRows = WeightOrder::kRows;
   const bool pairs = !p.c_bf16 || (p.ldc % 2 == 0 && reinterpret_cast<uintptr_t>(p.c) % 4 == 0);
-  if (p.n % 16 != 0 || !pairs || p.k % DecodeLayout<F, kRows, 4, 8>::kStep != 0) return false;
+  if (p.n % 16 != 0 || !pairs || p.k % DecodeLayout<F, kRows, 4, 8, 1>::kStep != 0) return false;
   if constexpr (F == WeightFormat::kBF16) {
     // With few rows per expert the blocks of gemm_few_rows.cuh read faster; with more, their rows of A cost
     // as much as the weights. Row tiles are a bound: as many as experts and full tiles.

@@ -27,6 +27,52 @@ __device__ inline int padded_rows(int num_rows) { return num_rows <= 8 ? 8 : 16;
 // Of a slab of a tile, where one with up to 8 rows costs 4; `wide`: with 9 to 16.
 __device__ inline int slab_cost(int num_rows, int wide) { return num_rows <= 8 ? 4 : wide; }
 
+// A list of tiles at rest; the first 32 HELD lie in registers, spread over a warp, and were asked for
+// together with their number, so that what begins a kernel waits once. Every lane calls everything alike.
+template <int HELD>
+class TileList {
+ public:
+  // `bound`: entries of the list, at least *num_tiles; 0: there is none.
+  __device__ TileList(const GroupTile* tiles, const int32_t* num_tiles, int bound)
+      : tiles_(tiles), lane_(static_cast<int>(threadIdx.x) % gpu::kWarp) {
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+      const int t = i * gpu::kWarp + lane_;
+      if (t < bound) {
+        rows_[i] = __ldcg(&tiles[t].num_rows);
+        experts_[i] = __ldcg(&tiles[t].expert);
+      }
+    }
+    count_ = bound > 0 ? __ldcg(num_tiles) : 0;
+  }
+  __device__ int count() const { return count_; }
+  // Of tile first + lane, 0 past the last; `first`: a multiple of 32.
+  __device__ int rows(int first) const {
+    const int t = first + lane_;
+    if (t >= count_) return 0;
+    return first < HELD * gpu::kWarp ? held(rows_, first) : __ldcg(&tiles_[t].num_rows);
+  }
+  __device__ int expert(int tile) const {
+    if (tile >= HELD * gpu::kWarp) return __ldcg(&tiles_[tile].expert);
+    return __shfl_sync(gpu::kFullMask, held(experts_, tile), tile % gpu::kWarp);
+  }
+
+ private:
+  static constexpr int kValues = HELD == 0 ? 1 : HELD;
+  __device__ static int held(const int (&values)[kValues], int tile) {
+    int x = values[0];
+#pragma unroll
+    for (int i = 1; i < HELD; ++i) x = tile >= i * gpu::kWarp ? values[i] : x;
+    return x;
+  }
+
+  const GroupTile* tiles_;
+  const int lane_;
+  int count_;
+  int rows_[kValues] = {};
+  int experts_[kValues] = {};
+};
+
 struct SlabShare {
   int begin, end;
 };
@@ -40,18 +86,26 @@ __device__ inline int proportion(int all, int part, int parts) {
 // Slabs of a product at most, so that costs fit.
 constexpr int64_t kMaxShareSlabs = int64_t{1} << 28;
 
-// Slab i of tile t has number t * slabs + i; `wide` of slab_cost, at most 7. `tiles` null: one tile. Every
-// lane of a warp calls it and gets the same answer.
-__device__ inline SlabShare slab_share(const GroupTile* tiles, const int32_t* num_tiles, int slabs,
-                                       int wide) {
+// Of one tile.
+__device__ inline SlabShare slab_share(int slabs) {
   const int block = static_cast<int>(blockIdx.x);
   const int blocks = static_cast<int>(gridDim.x);
-  if (tiles == nullptr) return {proportion(slabs, block, blocks), proportion(slabs, block + 1, blocks)};
+  return {proportion(slabs, block, blocks), proportion(slabs, block + 1, blocks)};
+}
+
+// Slab i of tile t has number t * slabs + i; `wide` of slab_cost, at most 7.
+template <int HELD>
+__device__ SlabShare slab_share(const TileList<HELD>& tiles, int slabs, int wide) {
+  const int block = static_cast<int>(blockIdx.x);
+  const int blocks = static_cast<int>(gridDim.x);
   const int lane = static_cast<int>(threadIdx.x) % gpu::kWarp;
-  const int count = __ldcg(num_tiles);
+  const int count = tiles.count();
+  const auto cost_at = [&](int first) {
+    const int rows = tiles.rows(first);
+    return rows == 0 ? 0 : slab_cost(rows, wide);
+  };
   int all = 0;
-#pragma unroll 4
-  for (int t = lane; t < count; t += gpu::kWarp) all += slab_cost(__ldcg(&tiles[t].num_rows), wide);
+  for (int first = 0; first < count; first += gpu::kWarp) all += cost_at(first);
   all = __reduce_add_sync(gpu::kFullMask, all) * slabs;
   const int from = proportion(all, block, blocks);
   const int to = proportion(all, block + 1, blocks);
@@ -59,9 +113,9 @@ __device__ inline SlabShare slab_share(const GroupTile* tiles, const int32_t* nu
   // The first slab at or after a cost: in the tile whose costs reach past it.
   SlabShare share{count * slabs, count * slabs};
   int before = 0;
-  for (int base = 0; base < count; base += gpu::kWarp) {
-    const int t = base + lane;
-    const int cost = t < count ? slab_cost(__ldcg(&tiles[t].num_rows), wide) : 0;
+  for (int first = 0; first < count; first += gpu::kWarp) {
+    const int t = first + lane;
+    const int cost = cost_at(first);
     int sum = cost;
     for (int step = 1; step < gpu::kWarp; step *= 2) {
       const int below = __shfl_up_sync(gpu::kFullMask, sum, step);
