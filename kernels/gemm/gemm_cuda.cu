@@ -1,4 +1,6 @@
 // Dispatch of the forward product, and the list of tiles of a grouped one (gemm_cuda.hpp).
+#include <algorithm>
+
 #include "kernels/cuda/overlap.cuh"
 #include "kernels/gemm/gemm_dispatch.cuh"
 #include "kernels/gemm/gemm_narrow.hpp"
@@ -11,6 +13,9 @@ extern template void forward_of_format<WeightFormat::kMXFP8>(const ForwardParams
                                                              StreamHandle);
 extern template void forward_of_format<WeightFormat::kNVFP4>(const ForwardParams&, int32_t, int32_t, int32_t,
                                                              StreamHandle);
+extern template bool launch_decode<WeightFormat::kBF16>(const ForwardParams&, int32_t, StreamHandle);
+extern template bool launch_decode<WeightFormat::kMXFP8>(const ForwardParams&, int32_t, StreamHandle);
+extern template bool launch_decode<WeightFormat::kNVFP4>(const ForwardParams&, int32_t, StreamHandle);
 
 namespace {
 
@@ -101,13 +106,45 @@ ForwardParams params_of(const GemmForward& g) {
   p.b_batch = g.batch.b;
   p.c_batch = g.batch.c;
   p.b_at_rest = g.b_at_rest && (g.groups == nullptr || g.groups->at_rest);
+  if (g.groups != nullptr) {
+    p.tiles = g.groups->tiles;
+    p.num_tiles = g.groups->num_tiles;
+    p.experts = g.groups->experts;
+    p.gather = g.groups->gather;
+  }
   return p;
 }
 
 bool together(const GemmForward& a, const GemmForward& b) {
   return a.format == b.format && a.m == b.m && a.k == b.k && a.a == b.a && a.lda == b.lda &&
          a.a_outer == b.a_outer && a.a_range == b.a_range && a.b_range == b.b_range && a.c.bf16 == b.c.bf16 &&
-         a.c.accumulate == b.c.accumulate && a.b_at_rest == b.b_at_rest;
+         a.c.accumulate == b.c.accumulate;
+}
+
+bool one_list(const GemmGroups& a, const GemmGroups& b) {
+  return a.tiles == b.tiles && a.num_tiles == b.num_tiles && a.max_tiles == b.max_tiles &&
+         a.tile_rows == b.tile_rows && a.gather == b.gather;
+}
+
+// True: both products of experts with few rows, in one launch.
+bool launch_pair(const GemmForward& a, const GemmForward& b, StreamHandle stream) {
+  if (a.groups->tile_rows > kDecodeTileRows || a.n != b.n || a.c.ld != b.c.ld || a.fragments != b.fragments) {
+    return false;
+  }
+  ForwardParams p = params_of(a);
+  p.experts_2 = b.groups->experts;
+  p.c_2 = b.c.data;
+  switch (a.format) {
+    case WeightFormat::kBF16:
+      return launch_decode<WeightFormat::kBF16>(p, a.groups->max_tiles, stream);
+    case WeightFormat::kMXFP8:
+      return launch_decode<WeightFormat::kMXFP8>(p, a.groups->max_tiles, stream);
+    case WeightFormat::kNVFP4:
+      return launch_decode<WeightFormat::kNVFP4>(p, a.groups->max_tiles, stream);
+    case WeightFormat::kF32:
+      break;
+  }
+  return false;
 }
 
 }  // namespace
@@ -115,14 +152,10 @@ bool together(const GemmForward& a, const GemmForward& b) {
 void gemm_forward(const GemmForward& g, StreamHandle stream) {
   require(gemm_forward_takes(g), "gemm_forward_takes(g)");
   if (g.m == 0 || g.batch.count == 0) return;
-  ForwardParams p = params_of(g);
+  const ForwardParams p = params_of(g);
   int32_t tile_rows = plain_tile_rows(g.m);
   auto row_tiles = static_cast<int32_t>((g.m + tile_rows - 1) / tile_rows);
   if (g.groups != nullptr) {
-    p.tiles = g.groups->tiles;
-    p.num_tiles = g.groups->num_tiles;
-    p.experts = g.groups->experts;
-    p.gather = g.groups->gather;
     tile_rows = g.groups->tile_rows;
     row_tiles = g.groups->max_tiles;
   }
@@ -143,8 +176,10 @@ void gemm_forward(const GemmForward& g, StreamHandle stream) {
 
 void gemm_forward_together(std::span<const GemmForward> products, StreamHandle stream) {
   const auto in_one = [&](std::span<const GemmForward> some) {
+    if (some[0].groups != nullptr) return some.size() == 2 && launch_pair(some[0], some[1], stream);
+    const auto same = [&](const GemmForward& g) { return g.b_at_rest == some[0].b_at_rest; };
     if (some.size() < 2 || some.size() > kMostNarrow || some[0].m > kMostNarrowRows ||
-        !large_products_available()) {
+        !large_products_available() || !std::all_of(some.begin(), some.end(), same)) {
       return false;
     }
     ForwardParams params[kMostNarrow];
@@ -152,8 +187,10 @@ void gemm_forward_together(std::span<const GemmForward> products, StreamHandle s
     return launch_narrow(some[0].format, {params, some.size()}, stream);
   };
   for (const GemmForward& g : products) {
-    require(gemm_forward_takes(g) && g.groups == nullptr && g.batch.count == 1 && together(g, products[0]),
-            "plain products of one A and form of weight");
+    const GemmGroups* const list = products[0].groups;
+    require(gemm_forward_takes(g) && g.batch.count == 1 && together(g, products[0]) &&
+                (list == nullptr ? g.groups == nullptr : g.groups != nullptr && one_list(*g.groups, *list)),
+            "products of one A, form of weight and list of tiles");
   }
   if (products.empty() || products[0].m == 0) return;
   while (!products.empty() && !in_one(products)) {  // or without the first, often the widest

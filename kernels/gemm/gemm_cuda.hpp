@@ -94,7 +94,8 @@ struct GemmForward {
 bool gemm_forward_takes(const GemmForward& g);
 void gemm_forward(const GemmForward& g, StreamHandle stream);
 // The products in turn, or side by side in fewer launches where a kernel takes them so: of one A and form of
-// weight, neither grouped nor batched. They differ in b, n and c, c's dtype excepted.
+// weight, not batched; grouped, of one list. They differ in b or the list's experts, n and c, c's dtype
+// excepted.
 void gemm_forward_together(std::span<const GemmForward> products, StreamHandle stream);
 
 struct GemmBackward {

@@ -17,7 +17,7 @@ bool launch_decode_as(const ForwardParams& p, int32_t row_tiles, int per_multipr
   const int room = std::min(kShared, 228 * 1024 / per_multiprocessor - 1024);
   const int tokens = T::tokens_that_fit(p.k, room);
   if (tokens < kDecodeTileRows) return false;
-  const auto kernel = decode_kernel<F, O, W, STAGES, SLABS>;
+  const auto kernel = decode_kernel<T>;
   const int bytes = T::shared_bytes(p.k, tokens);
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   const int blocks = num_multiprocessors() * per_multiprocessor;
@@ -28,25 +28,24 @@ bool launch_decode_as(const ForwardParams& p, int32_t row_tiles, int per_multipr
 
 // Two slabs at a time read the rows of A in shared memory half as often. But where tiles are rather full (row
 // tiles are a bound: as many as experts and full tiles), blocks wait less if the rows of two tiles fit.
-inline bool launch_nvfp4_fragments(const ForwardParams& p, int32_t row_tiles, StreamHandle stream) {
-  constexpr WeightFormat kFormat = WeightFormat::kNVFP4;
-  constexpr WeightOrder kOrder = WeightOrder::kFragments;
+template <WeightFormat F, WeightOrder O>
+bool launch_one_or_two_slabs(const ForwardParams& p, int32_t row_tiles, StreamHandle stream) {
   const bool full = p.m >= int64_t{5} * row_tiles && p.k > 1024;
   const bool two = p.n % 32 == 0 && !full;
-  return (two && launch_decode_as<kFormat, kOrder, 12, 2, 2>(p, row_tiles, 1, stream)) ||
-         launch_decode_as<kFormat, kOrder, 16, 2>(p, row_tiles, 1, stream);
+  return (two && launch_decode_as<F, O, 12, 2, 2>(p, row_tiles, 1, stream)) ||
+         launch_decode_as<F, O, 16, 2>(p, row_tiles, 1, stream);
 }
 
 template <WeightFormat F, WeightOrder O>
 bool launch_decode_of(const ForwardParams& p, int32_t row_tiles, StreamHandle stream) {
-  const int64_t slabs = int64_t{row_tiles} * (p.n / 16);
+  const int64_t slabs = int64_t{row_tiles} * (p.n / 16) * (p.experts_2 != nullptr ? 2 : 1);
   if (slabs > kMaxShareSlabs) return false;
   const int blocks = num_multiprocessors();
   // Slabs in flight times stages: enough bytes on their way however few slabs there are.
   if (slabs <= int64_t{4} * blocks && launch_decode_as<F, O, 4, 8>(p, row_tiles, 1, stream)) return true;
   if (slabs <= int64_t{8} * blocks && launch_decode_as<F, O, 8, 6>(p, row_tiles, 1, stream)) return true;
   if constexpr (O == WeightOrder::kFragments && F == WeightFormat::kNVFP4) {
-    return launch_nvfp4_fragments(p, row_tiles, stream);
+    return launch_one_or_two_slabs<F, O>(p, row_tiles, stream);
   } else if constexpr (O == WeightOrder::kFragments) {
     return launch_decode_as<F, O, 12, 4>(p, row_tiles, 1, stream);
   } else if constexpr (F == WeightFormat::kBF16) {
@@ -63,12 +62,13 @@ bool launch_decode_of(const ForwardParams& p, int32_t row_tiles, StreamHandle st
   }
 }
 
-// True: it took the product, of at most 16 rows or grouped by 16: N % 16 == 0, K a multiple of a stage, rows
-// of A fit, and C can be written two BF16 at a time.
+// True: it took the product or both, of at most 16 rows or grouped by 16: N % 16 == 0, K a multiple of a
+// stage, rows of A fit, and C can be written two BF16 at a time.
 template <WeightFormat F>
 bool launch_decode(const ForwardParams& p, int32_t row_tiles, StreamHandle stream) {
   constexpr WeightOrder kRows = WeightOrder::kRows;
-  const bool pairs = !p.c_bf16 || (p.ldc % 2 == 0 && reinterpret_cast<uintptr_t>(p.c) % 4 == 0);
+  const auto in_pairs = [](const void* c) { return reinterpret_cast<uintptr_t>(c) % 4 == 0; };
+  const bool pairs = !p.c_bf16 || (p.ldc % 2 == 0 && in_pairs(p.c) && in_pairs(p.c_2));
   if (p.n % 16 != 0 || !pairs || p.k % DecodeLayout<F, kRows, 4, 8, 1>::kStep != 0) return false;
   if constexpr (F == WeightFormat::kBF16) {
     // With few rows per expert the blocks of gemm_few_rows.cuh read faster; with more, their rows of A cost

@@ -28,6 +28,9 @@ struct ForwardParams {
   const int32_t* gather;
   int64_t a_batch, b_batch, c_batch;
   bool b_at_rest;  // GemmForward's, and that of the groups
+  // A second product of the same rows, list, n and ldc, for the kernel of gemm_decode.cuh alone; null: none.
+  const GemmWeight* experts_2;
+  void* c_2;
 };
 
 // Writes two neighbouring outputs.

@@ -5,5 +5,6 @@ namespace accord::kernels::cuda {
 
 template void forward_of_format<WeightFormat::kBF16>(const ForwardParams&, int32_t, int32_t, int32_t,
                                                      StreamHandle);
+template bool launch_decode<WeightFormat::kBF16>(const ForwardParams&, int32_t, StreamHandle);
 
 }  // namespace accord::kernels::cuda

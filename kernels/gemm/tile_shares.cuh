@@ -105,6 +105,7 @@ __device__ SlabShare slab_share(const TileList<HELD>& tiles, int slabs, int wide
     return rows == 0 ? 0 : slab_cost(rows, wide);
   };
   int all = 0;
+#pragma unroll 4
   for (int first = 0; first < count; first += gpu::kWarp) all += cost_at(first);
   all = __reduce_add_sync(gpu::kFullMask, all) * slabs;
   const int from = proportion(all, block, blocks);

@@ -234,10 +234,9 @@ class Forward : LayerOperations {
                               routed.groups.tile_rows, bench_.out<cuda::GroupTile>(routed.list_size),
                               bench_.out<int32_t>(1), bench_.stream());
     });
-    grouped("experts' gate", routed, s_.width, hidden, true);
-    grouped("experts' up", routed, s_.width, hidden, true);
+    grouped("experts' gate and up", routed, s_.width, hidden, true, 2);
     swiglu();
-    grouped("experts' down", routed, hidden, s_.width, false);
+    grouped("experts' down", routed, hidden, s_.width, false, 1);
     const double values = real(s_.rows * hidden);
     report("moe", "combine", {2 * values + 2 * real(s_.sorted * hidden), 2 * values, 0}, [&] {
       cuda::combine_experts(bf16_rows(s_.rows, hidden), bf16_rows(s_.sorted, hidden),
@@ -246,8 +245,9 @@ class Forward : LayerOperations {
     });
   }
 
-  void grouped(const std::string& name, const Routed& routed, int64_t n, int64_t k, bool gather) {
-    ExpertProduct launch(bench_, format_, s_, routed, n, k, gather, kWeightTables);
+  void grouped(const std::string& name, const Routed& routed, int64_t n, int64_t k, bool gather,
+               int products) {
+    ExpertProduct launch(bench_, format_, s_, routed, n, k, gather, kWeightTables, products);
     report("gemm", name, launch.work(), [&] { launch(); });
   }
 

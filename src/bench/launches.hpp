@@ -23,14 +23,14 @@ class Product {
   kernels::cuda::GemmForward g_;
 };
 
-// The rows of every expert times its weight [n,k], into bf16. `num_tables` layers' weights take turns, read
-// from copies in fragment order where few rows meet them and there is such an order. Weights and the list of
-// tiles are older than the launch before.
+// The rows of every expert times its weight [n,k], into bf16, or times two such weights, in one call.
+// `num_tables` layers' weights take turns, read from copies in fragment order where few rows meet them and
+// there is such an order. Weights and the list of tiles are older than the launch before.
 class ExpertProduct {
  public:
   // gather: rows come from those of the tokens, else they are sorted.
   ExpertProduct(DeviceBench& bench, WeightFormat format, const Sizes& sizes, const Routed& routed, int64_t n,
-                int64_t k, bool gather, int64_t num_tables);
+                int64_t k, bool gather, int64_t num_tables, int num_products = 1);
   ExpertProduct(const ExpertProduct&) = delete;
   ExpertProduct& operator=(const ExpertProduct&) = delete;
   Work work() const;
@@ -42,10 +42,11 @@ class ExpertProduct {
   DeviceBench& bench_;
   const Routed& routed_;
   const int64_t inputs_, num_tables_, experts_;
+  const int num_products_;
   std::vector<kernels::cuda::GemmWeight> entries_;
   Memory fragments_;
   Memory tables_;
-  kernels::cuda::GemmGroups groups_;
+  kernels::cuda::GemmGroups groups_[2];
   kernels::cuda::GemmForward g_;
   int64_t turn_ = 0;
 };

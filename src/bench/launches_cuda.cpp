@@ -43,17 +43,19 @@ void Product::operator()() {
 }
 
 ExpertProduct::ExpertProduct(DeviceBench& bench, WeightFormat format, const Sizes& sizes,
-                             const Routed& routed, int64_t n, int64_t k, bool gather, int64_t num_tables)
+                             const Routed& routed, int64_t n, int64_t k, bool gather, int64_t num_tables,
+                             int num_products)
     : bench_(bench),
       routed_(routed),
       inputs_(gather ? sizes.rows : sizes.sorted),
       num_tables_(num_tables),
       experts_(sizes.experts),
-      groups_(routed.groups),
+      num_products_(num_products),
+      groups_{routed.groups, routed.groups},
       g_(forward_product(format, sizes.sorted, n, k, /*bf16=*/true)) {
   entries_.reserve(static_cast<size_t>(num_tables * experts_));
   for (int64_t e = 0; e < num_tables * experts_; ++e) entries_.push_back(bench.weight(format, n, k));
-  g_.fragments = groups_.tile_rows == kernels::kFragmentRows && kernels::takes_fragments(format, n, k);
+  g_.fragments = routed.groups.tile_rows == kernels::kFragmentRows && kernels::takes_fragments(format, n, k);
   if (g_.fragments) {
     const int64_t bytes = kernels::fragments_bytes(format, n, k);
     fragments_ = bench.gpu().allocate(entries_.size() * static_cast<size_t>(bytes));
@@ -66,19 +68,31 @@ ExpertProduct::ExpertProduct(DeviceBench& bench, WeightFormat format, const Size
     cuda::to_fragments(format, n, k, tables_.as<cuda::GemmWeight>(), static_cast<int32_t>(entries_.size()),
                        bench.stream());
   }
-  g_.b_at_rest = groups_.at_rest = true;
-  groups_.gather = gather ? routed.tokens.as<int32_t>() : nullptr;
-  g_.groups = &groups_;
+  g_.b_at_rest = true;
+  for (cuda::GemmGroups& groups : groups_) {
+    groups.at_rest = true;
+    groups.gather = gather ? routed.tokens.as<int32_t>() : nullptr;
+  }
 }
 
-Work ExpertProduct::work() const { return product_work(g_, routed_.used_experts, inputs_); }
+Work ExpertProduct::work() const {
+  Work work = product_work(g_, routed_.used_experts * num_products_, inputs_);
+  work.written *= num_products_;
+  work.operations *= num_products_;
+  return work;
+}
 
 void ExpertProduct::operator()() {
-  groups_.experts = tables_.as<cuda::GemmWeight>() + turn_++ % num_tables_ * experts_;
   g_.a = bench_.bf16(inputs_ * g_.k);
   g_.a_outer = g_.format == WeightFormat::kNVFP4 ? bench_.f32(inputs_) : nullptr;
-  g_.c.data = bench_.out<BF16>(g_.m * g_.n);
-  cuda::gemm_forward(g_, bench_.stream());
+  std::vector<cuda::GemmForward> products;
+  for (int i = 0; i < num_products_; ++i) {
+    groups_[i].experts = tables_.as<cuda::GemmWeight>() + turn_++ % num_tables_ * experts_;
+    products.push_back(g_);
+    products.back().groups = &groups_[i];
+    products.back().c.data = bench_.out<BF16>(g_.m * g_.n);
+  }
+  cuda::gemm_forward_together(products, bench_.stream());
 }
 
 double ExpertProduct::read_seconds() const {
@@ -95,7 +109,7 @@ double ExpertProduct::read_seconds() const {
                        : g_.format == WeightFormat::kMXFP8 ? values
                                                            : values / 2;
   int64_t turn = 0;
-  return bench_.seconds([&] {
+  return num_products_ * bench_.seconds([&] {
     cuda::plain_read(table.as<cuda::GemmWeight>() + turn++ % num_tables_ * routed_.used_experts,
                      static_cast<int32_t>(routed_.used_experts), data, all - data, sink.as<uint32_t>(),
                      bench_.stream());

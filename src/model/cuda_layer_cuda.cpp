@@ -244,23 +244,29 @@ class LayerRun {
     };
     const MatrixView gate = matrix(t_.gate, width);
     const MatrixView up = matrix(t_.up, width);
-    groups.gather = order.sorted_tokens;
-    groups.experts = experts_.gate;
-    const auto multiply = [&](LinearWeight MlpWeights::*part, MatrixView y) {
-      m_.linears.grouped(operand, weights, part, groups, experts_.has_fragments(any.*part), y);
+    const auto product = [&](LinearWeight MlpWeights::*part, const cuda::GemmWeight* table, MatrixView y) {
+      cuda::GemmGroups of_part = groups;
+      of_part.experts = table;
+      return CudaLinears::ExpertOutput{part, of_part, experts_.has_fragments(any.*part), y};
     };
-    multiply(&MlpWeights::gate, gate);
-    if (operand.format != any.up.activation_format()) {
+    const auto multiply = [&](std::initializer_list<CudaLinears::ExpertOutput> outputs) {
+      m_.linears.grouped(operand, weights, outputs);
+      groups.at_rest = true;  // the list was made right before the first product
+    };
+    groups.gather = order.sorted_tokens;
+    if (any.gate.activation_format() == any.up.activation_format()) {
+      CudaLinears::ExpertOutput second = product(&MlpWeights::up, experts_.up, up);
+      second.groups.at_rest = true;
+      multiply({product(&MlpWeights::gate, experts_.gate, gate), second});
+    } else {
+      multiply({product(&MlpWeights::gate, experts_.gate, gate)});
       operand = m_.linears.operand(norm, any.up.activation_format());
+      multiply({product(&MlpWeights::up, experts_.up, up)});
     }
-    groups.at_rest = true;
-    groups.experts = experts_.up;
-    multiply(&MlpWeights::up, up);
     groups.gather = nullptr;
     operand = m_.linears.swiglu_operand(gate, up, matrix(t_.act, width), any.down.activation_format(), keep_);
-    groups.experts = experts_.down;
     const MatrixView down = matrix(t_.down, hidden);
-    multiply(&MlpWeights::down, down);
+    multiply({product(&MlpWeights::down, experts_.down, down)});
 
     // x = x_mid + (experts + shared experts), each sum rounded, as transformers adds them.
     const MatrixView x_mid = bf16(t_.x_mid, hidden);

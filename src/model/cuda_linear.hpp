@@ -72,12 +72,17 @@ class CudaLinears {
     MatrixView y;
   };
   void linears(const CudaOperand& a, std::initializer_list<Output> outputs);
-  // The same over the sorted rows of experts, whose weights of this kind have one shape and format. Before
+  // The same over the sorted rows of experts, whose weights of one kind have one shape and format. Before
   // the products of a layer, begin_experts. `fragments`: GemmForward::fragments.
   void begin_experts(std::span<const MlpWeights> experts, const ExpertRows& rows);
+  struct ExpertOutput {
+    kernels::LinearWeight MlpWeights::*part;
+    kernels::cuda::GemmGroups groups;
+    bool fragments;
+    MatrixView y;
+  };
   void grouped(const CudaOperand& a, std::span<const MlpWeights> experts,
-               kernels::LinearWeight MlpWeights::*part, const kernels::cuda::GemmGroups& groups,
-               bool fragments, MatrixView y);
+               std::initializer_list<ExpertOutput> outputs);
 
  private:
   // `expanded`: the quantizer has filled values_ as well.

@@ -26,6 +26,11 @@ bool is_quantized(const ActivationFormat& format) { return format.format != Weig
 constexpr int64_t kTileRows = 512;
 constexpr int64_t kTileOutputs = 4096;
 
+// Of one operand.
+bool side_by_side(const cuda::GemmForward& a, const cuda::GemmForward& b) {
+  return a.format == b.format && a.b_range == b.b_range && a.c.bf16 == b.c.bf16;
+}
+
 }  // namespace
 
 int64_t CudaLinears::tile_rows(int64_t rows, int64_t outputs) {
@@ -195,8 +200,7 @@ void CudaLinears::linears(const CudaOperand& a, std::initializer_list<Output> ou
     }
     cuda::GemmForward g = product(a, *w, y);
     g.b = {w->data, w->scales, w->outer};
-    const auto& first = together.empty() ? g : together.front();
-    if (g.format != first.format || g.b_range != first.b_range || g.c.bf16 != first.c.bf16) flush();
+    if (!together.empty() && !side_by_side(g, together.front())) flush();
     together.push_back(g);
   }
   flush();
@@ -211,23 +215,32 @@ void CudaLinears::begin_experts(std::span<const MlpWeights> experts, const Exper
 }
 
 void CudaLinears::grouped(const CudaOperand& a, std::span<const MlpWeights> experts,
-                          LinearWeight MlpWeights::*part, const cuda::GemmGroups& groups, bool fragments,
-                          MatrixView y) {
-  const LinearWeight& any = experts[0].*part;
-  if (block_scaled_ != nullptr && block_scaled_->takes(any, y.dtype)) {
-    require(a.format == any.activation_format(), "a.format == any.activation_format()");
-    const QuantizedRows x = rows_of(a);
-    if (!has_expert_rows_) block_scaled_->prepare_experts(x, groups.gather, any);
-    has_expert_rows_ = true;
-    for (size_t e = 0; e < experts.size(); ++e) {
-      block_scaled_->multiply_expert(x, groups.gather, static_cast<int64_t>(e), experts[e].*part, y);
+                          std::initializer_list<ExpertOutput> outputs) {
+  std::vector<cuda::GemmForward> together;
+  const auto flush = [&] {
+    cuda::gemm_forward_together(together, stream_.handle());
+    together.clear();
+  };
+  for (const ExpertOutput& output : outputs) {
+    const LinearWeight& any = experts[0].*output.part;
+    if (block_scaled_ != nullptr && block_scaled_->takes(any, output.y.dtype)) {
+      require(a.format == any.activation_format(), "a.format == any.activation_format()");
+      const QuantizedRows x = rows_of(a);
+      const int32_t* const gather = output.groups.gather;
+      if (!has_expert_rows_) block_scaled_->prepare_experts(x, gather, any);
+      has_expert_rows_ = true;
+      for (size_t e = 0; e < experts.size(); ++e) {
+        block_scaled_->multiply_expert(x, gather, static_cast<int64_t>(e), experts[e].*output.part, output.y);
+      }
+      continue;
     }
-    return;
+    cuda::GemmForward g = product(a, any, output.y);
+    g.groups = &output.groups;
+    g.fragments = output.fragments;
+    if (!together.empty() && !side_by_side(g, together.front())) flush();
+    together.push_back(g);
   }
-  cuda::GemmForward g = product(a, any, y);
-  g.groups = &groups;
-  g.fragments = fragments;
-  cuda::gemm_forward(g, stream_.handle());
+  flush();
 }
 
 }  // namespace accord::model

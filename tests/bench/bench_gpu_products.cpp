@@ -2,8 +2,9 @@
 // bytes that must be read over the rate of a large copy (which counts reads and writes), operations over
 // --flops (the rate of a library's 8192^3 BF16 product, in TFLOP/s, measured beside this program).
 // Products of experts are also compared with a plain read of the same weights in the same run.
-//   bench_gpu_products [--flops X] [experts | dense | [one | even] FORMAT TOKENS N K]
+//   bench_gpu_products [--flops X] [experts | dense | [one | even | pair] FORMAT TOKENS N K]
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -111,7 +112,9 @@ void plain(Bench& b, const char* what, int64_t m, int64_t n, int64_t k) {
 }
 
 // `tokens` tokens, 8 of 128 experts each, at random or every expert as often. `only`: this format alone.
-void experts(Bench& b, int64_t tokens, int64_t n, int64_t k, const char* only = nullptr, bool even = false) {
+// `pair`: two products of the same rows in one call.
+void experts(Bench& b, int64_t tokens, int64_t n, int64_t k, const char* only = nullptr, bool even = false,
+             bool pair = false) {
   const int32_t count = 128;
   PhiloxStream random(9, 9);
   std::vector<std::vector<int32_t>> of(count);
@@ -140,7 +143,8 @@ void experts(Bench& b, int64_t tokens, int64_t n, int64_t k, const char* only = 
   const Memory device_gather = b.upload(gather);
   const Memory a = b.random(static_cast<size_t>(tokens * k * 2), true);
   const Memory outer = b.upload(std::vector<float>(static_cast<size_t>(tokens), 1.0F));
-  const Memory c = b.allocate(static_cast<size_t>(rows * n * 2));
+  const int products = pair ? 2 : 1;
+  const Memory c = b.allocate(static_cast<size_t>(products * rows * n * 2));
   const Memory sink = b.allocate(4);
   for (const WeightFormat f : kFormats) {
     if (only != nullptr && std::strcmp(only, name_of(f)) != 0) continue;
@@ -198,7 +202,7 @@ void experts(Bench& b, int64_t tokens, int64_t n, int64_t k, const char* only = 
         groups.num_tiles = num_tiles.as<int32_t>();
         groups.max_tiles = bound;
         groups.tile_rows = tile_rows;
-        groups.experts = tables[static_cast<size_t>(i % layers)].as<GemmWeight>();
+        groups.experts = tables[static_cast<size_t>(products * i % layers)].as<GemmWeight>();
         groups.gather = device_gather.as<int32_t>();
         GemmForward g;
         g.format = f;
@@ -212,15 +216,21 @@ void experts(Bench& b, int64_t tokens, int64_t n, int64_t k, const char* only = 
         g.groups = &groups;
         g.b_at_rest = groups.at_rest = true;  // list and weights are older than the product before
         g.fragments = fragments;
-        gemm_forward(g, b.stream());
+        if (!pair) return gemm_forward(g, b.stream());
+        GemmGroups others = groups;
+        others.experts = tables[static_cast<size_t>((2 * i + 1) % layers)].as<GemmWeight>();
+        GemmForward other = g;
+        other.groups = &others;
+        other.c.data = c.as<BF16>() + rows * n;
+        gemm_forward_together(std::array{g, other}, b.stream());
       });
       b.report("experts " + std::string(name_of(f)) + " tokens=" + std::to_string(tokens) +
                    " used=" + std::to_string(used) + " N=" + std::to_string(n) + " K=" + std::to_string(k) +
-                   (fragments ? " fragments" : ""),
-               ms, bytes_of(f, values) + 2.0 * static_cast<double>(tokens * k + rows * n),
-               2.0 * static_cast<double>(rows) * static_cast<double>(n * k));
-      std::printf("%62s %9.2f us, of which the product reaches %5.1f %%\n", "plain read", read_ms * 1e3,
-                  100.0 * read_ms / ms);
+                   (fragments ? " fragments" : "") + (pair ? " two" : ""),
+               ms, products * (bytes_of(f, values) + 2.0 * static_cast<double>(tokens * k + rows * n)),
+               products * 2.0 * static_cast<double>(rows) * static_cast<double>(n * k));
+      std::printf("%62s %9.2f us, of which the product reaches %5.1f %%\n", "plain read",
+                  products * read_ms * 1e3, products * 100.0 * read_ms / ms);
     }
   }
 }
@@ -436,11 +446,12 @@ int main(int argc, char** argv) {
       return 0;
     }
     const bool even = std::strcmp(argv[i], "even") == 0;
-    if ((even || std::strcmp(argv[i], "one") == 0) &&
+    const bool pair = std::strcmp(argv[i], "pair") == 0;
+    if ((even || pair || std::strcmp(argv[i], "one") == 0) &&
         i + 4 < argc) {  // for a profiler: one FORMAT TOKENS N K
       Bench b(flops);
-      experts(b, std::atoll(argv[i + 2]), std::atoll(argv[i + 3]), std::atoll(argv[i + 4]), argv[i + 1],
-              even);
+      experts(b, std::atoll(argv[i + 2]), std::atoll(argv[i + 3]), std::atoll(argv[i + 4]), argv[i + 1], even,
+              pair);
       return 0;
     }
   }

@@ -112,6 +112,90 @@ void check_groups(const Gpu& gpu, WeightFormat format, Data data, const std::vec
   }
 }
 
+// Products of the same rows with two tables of experts, in one call and one by one, into bf16 or fp32.
+void check_pairs(const Gpu& gpu, WeightFormat format, const std::vector<int32_t>& counts, int64_t n,
+                 int64_t k, int32_t tile_rows) {
+  const auto experts = static_cast<int32_t>(counts.size());
+  std::vector<int32_t> offsets = {0};
+  for (const int32_t c : counts) offsets.push_back(offsets.back() + c);
+  const int64_t total = offsets.back();
+  const TestActivations a = make_activations(format, make_data(Data::kNormal, total, k, 11), total, k);
+  std::vector<DeviceWeight> weights;
+  std::vector<Memory> fragments;
+  const bool takes_fragments = kernels::takes_fragments(format, n, k);
+  for (uint64_t i = 0; i < 3; ++i) {
+    weights.push_back(upload(gpu, make_weight(format, make_data(Data::kNormal, n, k, 20 + i), n, k)));
+    const int64_t bytes = takes_fragments ? kernels::fragments_bytes(format, n, k) : 16;
+    fragments.push_back(gpu.allocate(static_cast<size_t>(bytes)));
+  }
+  std::vector<Memory> tables;
+  for (int32_t first = 0; first < 2; ++first) {
+    std::vector<GemmWeight> table;
+    for (int32_t e = 0; e < experts; ++e) {
+      const auto i = static_cast<size_t>((e + first) % 3);
+      table.push_back(weights[i].weight());
+      table.back().fragments = fragments[i].data();
+    }
+    tables.push_back(gpu.upload(table));
+  }
+  if (takes_fragments) {
+    kernels::cuda::to_fragments(format, n, k, tables[0].as<GemmWeight>(), std::min(experts, 3), gpu.handle());
+  }
+  const Memory device_offsets = gpu.upload(offsets);
+  const Memory rows_of_a = gpu.upload(a.decoded);
+  const Memory outer = gpu.upload(a.outer);
+  const Memory tiles = gpu.allocate(
+      static_cast<size_t>(kernels::cuda::group_list_size(total, experts, tile_rows)) * sizeof(GroupTile));
+  const Memory num_tiles = gpu.allocate(4);
+  kernels::cuda::build_group_tiles(device_offsets.as<int32_t>(), experts, tile_rows, tiles.as<GroupTile>(),
+                                   num_tiles.as<int32_t>(), gpu.handle());
+  const auto size = static_cast<size_t>(total * n);
+  for (const bool from_fragments : {false, true}) {
+    if (from_fragments && !takes_fragments) break;
+    for (const bool bf16 : {true, false}) {
+      GemmGroups groups[2];
+      std::vector<GemmForward> products;
+      std::vector<Memory> alone;
+      std::vector<Memory> together;
+      for (size_t i = 0; i < 2; ++i) {
+        groups[i].tiles = tiles.as<GroupTile>();
+        groups[i].num_tiles = num_tiles.as<int32_t>();
+        groups[i].max_tiles = kernels::cuda::group_tiles_bound(total, experts, tile_rows);
+        groups[i].tile_rows = tile_rows;
+        groups[i].experts = tables[i].as<GemmWeight>();
+        GemmForward g;
+        g.format = format;
+        g.m = total;
+        g.n = n;
+        g.k = k;
+        g.a = rows_of_a.as<BF16>();
+        g.lda = k;
+        g.a_outer = outer.as<float>();
+        g.groups = &groups[i];
+        g.fragments = from_fragments;
+        alone.push_back(gpu.upload(std::vector<float>(size, -1.0F)));
+        together.push_back(gpu.upload(std::vector<float>(size, -2.0F)));
+        g.c = {alone.back().data(), n, bf16, false};
+        kernels::cuda::gemm_forward(g, gpu.handle());
+        g.c.data = together.back().data();
+        products.push_back(g);
+      }
+      kernels::cuda::gemm_forward_together(products, gpu.handle());
+      int64_t wrong = 0;
+      for (size_t i = 0; i < 2; ++i) {
+        wrong += bf16
+                     ? different(gpu.download<BF16>(together[i], size), gpu.download<BF16>(alone[i], size))
+                     : different(gpu.download<float>(together[i], size), gpu.download<float>(alone[i], size));
+      }
+      report("two products of experts",
+             std::string(name_of(format)) + " N=" + std::to_string(n) + " K=" + std::to_string(k) + " tile " +
+                 std::to_string(tile_rows) + (from_fragments ? " fragments" : "") +
+                 (bf16 ? " bf16" : " fp32"),
+             wrong, 2 * size);
+    }
+  }
+}
+
 std::vector<int32_t> many_counts(int32_t experts, int32_t most) {
   std::vector<int32_t> counts;
   counts.reserve(static_cast<size_t>(experts));
@@ -148,9 +232,24 @@ TEST_CASE("products of experts with few rows equal the exact mode where tiles sh
     } else {  // long rows: NVFP4 by sixteen warps, MXFP8 as BF16's are
       check_groups(*gpu, format, Data::kNormal, many_counts(90, 2), 50, 256, 2048, 16);
     }
+    // Many slabs, of tiles with up to 16 rows: an odd number of a tile, and an even one.
+    check_groups(*gpu, format, Data::kNormal, many_counts(66, 16), 50, 272, 512, 16);
+    check_groups(*gpu, format, Data::kHeavy, many_counts(66, 16), 50, 288, 256, 16);
     if (format == WeightFormat::kNVFP4) {  // many tiles of a block
       check_groups(*gpu, format, Data::kNormal, many_counts(700, 2), 50, 256, 256, 16);
     }
+  }
+}
+
+TEST_CASE("two products of the same experts' rows are those of either alone") {
+  const auto gpu = Gpu::open();
+  if (!gpu) return;
+  for (const WeightFormat format : kFormats) {
+    check_pairs(*gpu, format, {3, 0, 16, 9, 1}, 48, 256, 16);
+    check_pairs(*gpu, format, many_counts(70, 2), 96, 256, 16);
+    check_pairs(*gpu, format, many_counts(66, 16), 144, 512, 16);
+    check_pairs(*gpu, format, many_counts(66, 16), 160, 256, 16);
+    check_pairs(*gpu, format, {40, 0, 64, 7}, 96, 256, 64);
   }
 }
 
