@@ -62,8 +62,6 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
   const int warp = tid / 32;
   const int group = lane / 4;
   const int quad = lane % 4;
-  gpu::wait_for_previous();
-  gpu::allow_next();
   const AttentionTile tile = p.tiles[blockIdx.y];
   const int heads_per_kv = p.dims.num_heads / p.dims.num_kv_heads;
   const int head_tiles = (heads_per_kv + heads_per_tile - 1) / heads_per_tile;
@@ -74,6 +72,11 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
   const int context = tile.first_position + tile.num_rows;  // keys that some query sees
   const int first_key = partial ? static_cast<int>(blockIdx.z) * kSplit : 0;
   const int last_key = partial ? min(context, first_key + kSplit) : context;
+  const int32_t* const table = p.pages + tile.page_begin;
+  BlockPages pages{};
+  if (first_key < last_key) pages.read(table, first_key, context);
+  gpu::wait_for_previous();  // tiles and pages are the host's: no kernel writes them
+  gpu::allow_next();
   if (first_key >= last_key) return;
 
   // Query i is row i / heads_per_tile of the tile, head i % heads_per_tile; position -1: none.
@@ -91,9 +94,6 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
     const BF16* from = valid ? p.q + row_of(r) * p.q_stride + static_cast<int64_t>(head_of(r)) * D + c : p.q;
     copy_async<16>(base + r * L::kKeyStride + c * 2, from, valid);
   }
-  const int32_t* const table = p.pages + tile.page_begin;
-  BlockPages pages;
-  pages.read(table, first_key, context);
   const auto load_keys = [&](int key0) {
     if (key0 < last_key) {
       copy_block<D>(p.k, p.k_stride, pages, kv_head, last_key - key0,
