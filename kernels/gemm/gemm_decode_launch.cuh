@@ -49,7 +49,7 @@ bool launch_decode_of(const ForwardParams& p, int32_t row_tiles, StreamHandle st
   } else if constexpr (O == WeightOrder::kFragments) {
     return launch_decode_as<F, O, 12, 4>(p, row_tiles, 1, stream);
   } else if constexpr (F == WeightFormat::kBF16) {
-    return launch_decode_as<F, O, 16, 4>(p, row_tiles, 1, stream);
+    return launch_decode_as<F, O, 8, 8>(p, row_tiles, 1, stream);
   } else if constexpr (F == WeightFormat::kMXFP8) {
     // Longer rows are read faster by blocks of fewer warps (gemm_few_rows.cuh).
     return p.k <= 1024 && (launch_decode_as<F, O, 8, 2>(p, row_tiles, 3, stream) ||
