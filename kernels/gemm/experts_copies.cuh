@@ -13,7 +13,7 @@ namespace accord::kernels::cuda {
 template <WeightFormat F, bool ACROSS>
 class ExpertCopies {
   using Stage = ExpertStage<F>;
-  using Shared = ExpertShared<F>;
+  using Shared = ExpertShared<F, ACROSS>;
   static constexpr bool kHasOuter = F == WeightFormat::kNVFP4;
   static constexpr int kOuters = (kWideRows + kCopyThreads - 1) / kCopyThreads;
   static constexpr int kPerReach = F == WeightFormat::kMXFP8 ? 8 : 4;  // steps of sixteen scales

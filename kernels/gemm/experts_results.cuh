@@ -12,7 +12,7 @@ namespace accord::kernels::cuda {
 // product of the next tile, which run meanwhile.
 template <WeightFormat F>
 class LeavingRows {
-  using Shared = ExpertShared<F>;
+  using Shared = ExpertShared<F, false>;
 
  public:
   // Called when all of the tile lies there.
@@ -48,9 +48,9 @@ class LeavingRows {
   int left_ = 0;     // of the rows from this thread's next one on
 };
 
-template <WeightFormat F, int HALVES, int N>
+template <WeightFormat F, bool FP32, int HALVES, int N>
 class ExpertResults {
-  using Shared = ExpertShared<F>;
+  using Shared = ExpertShared<F, FP32>;
   static constexpr int kRows = HALVES * N * 2;
 
  public:
@@ -83,9 +83,8 @@ class ExpertResults {
 
   // Set, or added to what is there, which is read a turn ahead.
   __device__ __forceinline__ void store_f32() {
-    constexpr int kTurn = 48;
-    constexpr int kStride = 64 * 4 + 16;
-    static_assert(2 * kTurn * kStride <= kWideRows * Shared::kOutStride);
+    constexpr int kTurn = Shared::kTurnRows;
+    constexpr int kStride = Shared::kTurnStride;
     constexpr int kEach = kTurn / 8;
     const uint32_t out = base_ + Shared::kOut + warpgroup_ * kTurn * kStride;
     const uint32_t turn = out + tid_ % 4 * 2 * kStride + (tid_ / 32 * 16 + tid_ % 32 / 4) * 4;

@@ -12,7 +12,6 @@ namespace accord::kernels::cuda {
 
 constexpr int kExpertCols = 128;  // columns of C of a tile, 64 per warpgroup that multiplies
 constexpr int kStepDepth = 64;
-constexpr int kRing = 3;
 constexpr int kCopyThreads = 128;  // one for every column of a tile
 
 // Up to kWideRows rows of A, swizzled for wgmma. Weights of kExpertCols columns of C: BF16 swizzled too,
@@ -29,14 +28,17 @@ struct ExpertStage {
   static_assert(kBytes % 1024 == 0, "swizzled tiles start at multiples of 1024 bytes");
 };
 
-// After the stages: a tile's results in BF16, which leave while the next tile is multiplied; of the tiles
-// that are at hand their extents and NVFP4's outer scales; barriers.
-template <WeightFormat F>
+// A ring of stages; then a tile's results in BF16, which leave while the next tile is multiplied, or those of
+// a turn in fp32; of the tiles that are at hand their extents and NVFP4's outer scales; barriers.
+template <WeightFormat F, bool FP32>
 struct ExpertShared {
+  static constexpr int kRing = FP32 ? 4 : 3;
   static constexpr int kTilesAhead = kRing + 2;  // one is stored, kRing of one step are copied, one begins
-  static constexpr int kOutStride = kExpertCols * 2 + 16;      // 16: eight rows hit distinct banks
+  static constexpr int kOutStride = kExpertCols * 2 + 16;  // 16: eight rows hit distinct banks
+  static constexpr int kTurnRows = 24;                     // of each multiplying warpgroup
+  static constexpr int kTurnStride = 64 * 4 + 16;
   static constexpr int kOut = kRing * ExpertStage<F>::kBytes;  // offsets
-  static constexpr int kOuter = kOut + kWideRows * kOutStride;
+  static constexpr int kOuter = kOut + (FP32 ? 2 * kTurnRows * kTurnStride : kWideRows * kOutStride);
   static constexpr int kExtents = kOuter + (F == WeightFormat::kNVFP4 ? kTilesAhead * kWideRows * 4 : 0);
   static constexpr int kBarriers = kExtents + kTilesAhead * 16;
   static constexpr int kBytes = kBarriers + 2 * kRing * 8 + 1024;

@@ -19,7 +19,7 @@ constexpr int kExpertThreads = 384;
 template <WeightFormat F, bool ACROSS>
 class ExpertProduct {
   using Stage = ExpertStage<F>;
-  using Shared = ExpertShared<F>;
+  using Shared = ExpertShared<F, ACROSS>;
   static constexpr int kLeaving = 2;  // times 16 rows of the tile before, after a step: all in nine steps
 
  public:
@@ -40,7 +40,7 @@ class ExpertProduct {
       }
       ++tiles_;
     }
-    leaving_.finish(p_);
+    if constexpr (!ACROSS) leaving_.finish(p_);
   }
 
  private:
@@ -49,15 +49,16 @@ class ExpertProduct {
     return base_ + Shared::kExtents + tiles_ % Shared::kTilesAhead * 16;
   }
   __device__ __forceinline__ uint32_t stage(uint32_t step) const {
-    return base_ + step % kRing * Stage::kBytes;
+    return base_ + step % Shared::kRing * Stage::kBytes;
   }
   __device__ __forceinline__ void wait_full(uint32_t step) const {
-    gpu::barrier_wait(base_ + Shared::kBarriers + step % kRing * 8, step / kRing & 1u);
+    gpu::barrier_wait(base_ + Shared::kBarriers + step % Shared::kRing * 8, step / Shared::kRing & 1u);
     fence_async_proxy();
   }
   // The products of `step` are over.
   __device__ __forceinline__ void release(uint32_t step) const {
-    if (tid_ % 32 == 0) gpu::barrier_arrive(base_ + Shared::kBarriers + (kRing + step % kRing) * 8);
+    if (tid_ % 32 == 0)
+      gpu::barrier_arrive(base_ + Shared::kBarriers + (Shared::kRing + step % Shared::kRing) * 8);
   }
 
   template <int FIRST, int HALVES, int N>
@@ -99,6 +100,10 @@ class ExpertProduct {
     for (int i = 0; i < 8; ++i) asm volatile("" : "+r"(w[i / 4][i % 4])::"memory");
   }
 
+  __device__ __forceinline__ void let_rows_leave() {
+    if constexpr (!ACROSS) leaving_.template go_on<kLeaving>(p_);
+  }
+
   // Of the first of these widths that suffices.
   template <int ROWS, int... OTHERS>
   __device__ __forceinline__ void product_of(int rows) {
@@ -124,7 +129,7 @@ class ExpertProduct {
       for (; step < end; ++step) {
         wait_full(step);
         multiply(acc, step);
-        leaving_.template go_on<kLeaving>(p_);
+        let_rows_leave();
         wgmma_wait<1>();
         if (step > first) release(step - 1);
       }
@@ -140,7 +145,7 @@ class ExpertProduct {
         if (step > first) release(step - 1);
         decode<2>(high, step);
         multiply<2>(acc, high, step);
-        leaving_.template go_on<kLeaving>(p_);
+        let_rows_leave();
         wgmma_wait<1>();
         hold(low);
       }
@@ -155,7 +160,7 @@ class ExpertProduct {
     const uint4 bits = load_shared_16(extent());
     const ExpertExtent tile = {static_cast<int>(bits.x), static_cast<int>(bits.y), static_cast<int>(bits.z)};
     const uint32_t outers = base_ + Shared::kOuter + tiles_ % Shared::kTilesAhead * kWideRows * 4;
-    ExpertResults<F, kHalves, kN / 2> results(p_, acc, tile, warpgroup_, tid, base_, outers);
+    ExpertResults<F, ACROSS, kHalves, kN / 2> results(p_, acc, tile, warpgroup_, tid, base_, outers);
     if constexpr (ACROSS) {
       results.store_f32();
     } else {
@@ -177,14 +182,14 @@ class ExpertProduct {
 template <WeightFormat F, bool ACROSS>
 __global__ void __launch_bounds__(kExpertThreads, 1) experts_kernel(const __grid_constant__ LargeParams p) {
   using Stage = ExpertStage<F>;
-  using Shared = ExpertShared<F>;
+  using Shared = ExpertShared<F, ACROSS>;
   extern __shared__ __align__(1024) unsigned char raw_shared[];
   const uint32_t base = (shared_address(raw_shared) + 1023u) & ~1023u;
   const int warpgroup = __shfl_sync(gpu::kFullMask, static_cast<int>(threadIdx.x) / 128, 0);
   const uint32_t full = base + Shared::kBarriers;
-  const uint32_t empty = full + kRing * 8;
+  const uint32_t empty = full + Shared::kRing * 8;
   if (threadIdx.x == 0) {
-    for (int s = 0; s < kRing; ++s) {
+    for (int s = 0; s < Shared::kRing; ++s) {
       gpu::barrier_init(full + s * 8, kCopyThreads + kCopyThreads / 32);
       gpu::barrier_init(empty + s * 8, 8);
     }
@@ -211,8 +216,8 @@ __global__ void __launch_bounds__(kExpertThreads, 1) experts_kernel(const __grid
     copies.begin();
     index += static_cast<int>(gridDim.x);
     for (int step = 0; step < steps; ++step, ++issued) {
-      const uint32_t slot = issued % kRing;
-      if (issued >= kRing) gpu::barrier_wait(empty + slot * 8, (issued / kRing - 1) & 1u);
+      const uint32_t slot = issued % Shared::kRing;
+      if (issued >= Shared::kRing) gpu::barrier_wait(empty + slot * 8, (issued / Shared::kRing - 1) & 1u);
       copies.issue(step, steps, base + slot * Stage::kBytes);
       gpu::barrier_arrive_copies(full + slot * 8);
       __syncwarp();
@@ -229,7 +234,7 @@ __global__ void __launch_bounds__(kExpertThreads, 1) experts_kernel(const __grid
 template <WeightFormat F, bool ACROSS>
 void launch_experts_of(const LargeParams& p, StreamHandle stream) {
   const auto kernel = experts_kernel<F, ACROSS>;
-  constexpr int kBytes = ExpertShared<F>::kBytes;
+  constexpr int kBytes = ExpertShared<F, ACROSS>::kBytes;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
   kernel<<<static_cast<unsigned>(num_multiprocessors()), kExpertThreads, kBytes, stream>>>(p);
   check_launch("products of experts");
