@@ -9,7 +9,7 @@
 // and decoded once. Results leave while the next tile is multiplied.
 #include "kernels/gemm/experts_copies.cuh"
 #include "kernels/gemm/experts_results.cuh"
-#include "kernels/gemm/wgmma_shapes.cuh"
+#include "kernels/gemm/wgmma.cuh"
 
 namespace accord::kernels::cuda {
 

@@ -82,7 +82,7 @@ TEST_CASE("every code is found wherever it lies in a word") {
           // Code i of row g, or i - 4 of row g + 8.
           const uint32_t half = bits[i / 4 + i % 4 / 2 * 2] >> (i % 2 * 16) & 0xffffU;
           CHECK((half & ~0x81c0U) == 0);
-          found |= (half >> 12 & 8U | half >> 6 & 7U) << i * 4;
+          found |= ((half >> 12 & 8U) | (half >> 6 & 7U)) << i * 4;
         }
         CHECK(found == codes);
       }
