@@ -23,12 +23,23 @@ struct BlockPages {
 #pragma unroll
     for (int i = 0; i < kBlock / kPage; ++i) first_row[i] = pages[min(key0 / kPage + i, last)];
   }
+  // Before the kernel has waited for its predecessor: past the L1 cache, which may hold an earlier batch's.
+  __device__ void read_at_rest(const int32_t* pages, int key0, int context) {
+    const int last = (context - 1) / kPage;
+#pragma unroll
+    for (int i = 0; i < kBlock / kPage; ++i) first_row[i] = __ldcg(pages + min(key0 / kPage + i, last));
+  }
   __device__ int64_t row(int r) const {
     const int32_t low = r & kPage ? first_row[1] : first_row[0];
     const int32_t high = r & kPage ? first_row[3] : first_row[2];
     return (r & (2 * kPage) ? high : low) + r % kPage;
   }
 };
+
+__device__ inline AttentionTile tile_at_rest(const AttentionTile* tile) {  // as BlockPages::read_at_rest
+  return {__ldcg(&tile->row_begin), __ldcg(&tile->num_rows), __ldcg(&tile->first_position),
+          __ldcg(&tile->page_begin)};
+}
 
 // WIDTH columns (of `kv_head`) of a block's rows; zeros from `valid_rows` on.
 template <int WIDTH>

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
   const int warp = tid / 32;
   const int group = lane / 4;
   const int quad = lane % 4;
-  const AttentionTile tile = p.tiles[blockIdx.y];
+  const AttentionTile tile = tile_at_rest(p.tiles + blockIdx.y);
   const int heads_per_kv = p.dims.num_heads / p.dims.num_kv_heads;
   const int head_tiles = (heads_per_kv + heads_per_tile - 1) / heads_per_tile;
   const int kv_head = blockIdx.x / head_tiles;
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(const AttentionForw
   const int last_key = partial ? min(context, first_key + kSplit) : context;
   const int32_t* const table = p.pages + tile.page_begin;
   BlockPages pages{};
-  if (first_key < last_key) pages.read(table, first_key, context);
+  if (first_key < last_key) pages.read_at_rest(table, first_key, context);
   gpu::wait_for_previous();  // tiles and pages are the host's: no kernel writes them
   gpu::allow_next();
   if (first_key >= last_key) return;

@@ -13,8 +13,8 @@
 // finite). Whether the splits of one query run side by side (`partials`) or in turn does not change a bit
 // either.
 //
-// Pointers are device memory; q, k, v, out rows are 16-byte aligned. Tiles and pages are copied there from the
-// host: a kernel may not write them (cuda/overlap.cuh).
+// Pointers are device memory; q, k, v, out rows are 16-byte aligned. Tiles and pages are copied there from
+// the host: a kernel may not write them (cuda/overlap.cuh).
 #include <cstdint>
 
 #include "base/dtype.hpp"

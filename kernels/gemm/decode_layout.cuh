@@ -1,6 +1,6 @@
 #pragma once
-// Shared memory of the kernel of gemm_decode.cuh: every warp's ring of stages, then outer scales, then rows
-// of A.
+// Shared memory of the kernel of gemm_decode.cuh: every warp's ring of stages and decoded scales, then outer
+// scales, then rows of A.
 #include <algorithm>
 
 #include "kernels/gemm/weight_fragment.cuh"
@@ -14,7 +14,6 @@ enum class WeightOrder { kRows, kFragments };
 template <WeightFormat F, WeightOrder O, int W, int STAGES, int SLABS>
 struct DecodeLayout {
   using Traits = WeightTraits<F>;
-  static constexpr WeightFormat kFormat = F;
   static constexpr int kWarps = W;
   static constexpr int kStages = STAGES;
   static constexpr int kSlabs = SLABS;

@@ -1,5 +1,7 @@
 #pragma once
 // How a warp of the kernel of gemm_decode.cuh brings its units of weights, ahead of their products.
+#include <algorithm>
+
 #include "kernels/gemm/decode_layout.cuh"
 #include "kernels/gemm/gemm_forward.cuh"
 #include "kernels/gemm/tile_shares.cuh"
@@ -9,7 +11,7 @@ namespace accord::kernels::cuda {
 // Units of a tile: of both products, if there are two.
 template <class T>
 __device__ int units_of_tile(const ForwardParams& p) {
-  return (p.experts_2 != nullptr ? 2 : 1) * p.n / (T::kSlabs * T::kRows);
+  return p.n / (T::kSlabs * T::kRows) * (p.experts_2 != nullptr ? 2 : 1);
 }
 
 template <class T, class List>

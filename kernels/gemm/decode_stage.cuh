@@ -51,8 +51,8 @@ class DecodeStage {
     return load_shared_16(tokens + tile * 8 * token_stride_ + two_groups * 64);
   }
   template <int TILES>
-  __device__ __forceinline__ static void multiply(Sums<TILES>& acc, const uint32_t (&w)[4], int group,
-                                                  const uint4 (&two_groups)[TILES]) {
+  __device__ __forceinline__ static void multiply_group(Sums<TILES>& acc, const uint32_t (&w)[4], int group,
+                                                        const uint4 (&two_groups)[TILES]) {
 #pragma unroll
     for (int j = 0; j < TILES; ++j) {
       const uint4 v = two_groups[j];
@@ -115,7 +115,7 @@ class DecodeStage {
       for (int j = 0; j < TILES; ++j) t[i][j] = tokens_at(tokens, j, i);
     }
 #pragma unroll
-    for (int ks = 0; ks < kGroups; ++ks) multiply(acc, w[ks], ks, t[ks / 2]);
+    for (int ks = 0; ks < kGroups; ++ks) multiply_group(acc, w[ks], ks, t[ks / 2]);
   }
 
   template <bool LARGE, int TILES>
@@ -154,7 +154,7 @@ class DecodeStage {
         for (int i = 0; i < kGroups; ++i) {
           uint32_t w[4];
           decode_nvfp4_fragment(word[i], scale[i], w);
-          multiply(acc[slab], w, i, t[i / 2]);
+          multiply_group(acc[slab], w, i, t[i / 2]);
         }
       } else {
         const E8m0Factor low = factor<LARGE>(scales.words[slab][0], part);
@@ -164,7 +164,7 @@ class DecodeStage {
           uint32_t w[4];
           decode_mxfp8_fragment<LARGE>(word[i * 2], low, w[0], w[2]);
           decode_mxfp8_fragment<LARGE>(word[i * 2 + 1], high, w[1], w[3]);
-          multiply(acc[slab], w, i, t[i / 2]);
+          multiply_group(acc[slab], w, i, t[i / 2]);
         }
       }
     }
@@ -213,7 +213,7 @@ class DecodeStage {
         decode_mxfp8_even_odd<LARGE>(codes[0][ks], low, w[0], w[2]);
         decode_mxfp8_even_odd<LARGE>(codes[1][ks], high, w[1], w[3]);
       }
-      multiply(acc, w, ks, t[ks / 2]);
+      multiply_group(acc, w, ks, t[ks / 2]);
     }
   }
 

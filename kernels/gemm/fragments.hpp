@@ -10,7 +10,7 @@
 //
 //   codes   four parts, of 64 or 32 values of K; a part has 16 bytes of each lane, one after the other. Lane
 //           4 g + t has of each group of 16 values the four from 4 t on, of rows g and g + 8: in NVFP4 in one
-//           word per group, in MXFP8 in two. fragment_words.hpp says where in a word.
+//           word per group, in MXFP8 in two, row g's first. fragment_words.hpp says where in a word.
 //   scales  NVFP4: of each quarter q of 4 groups and each g 8 bytes at 8 (8 q + g): of rows g and g + 8,
 //           groups 0 1 0 1 and 2 3 2 3 of the quarter, row g's two first. MXFP8: 8 bytes of each g, four of
 //           row g, four of row g + 8.

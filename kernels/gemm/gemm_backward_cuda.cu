@@ -264,7 +264,8 @@ void gemm_dgrad(const GemmBackward& g, StreamHandle stream) {
     launch<false, 1, 2, 1, 4, 5>(p, row_tiles, g.batch.count, stream);
   } else if (tile_rows == 64) {
     launch<false, 2, 2, 2, 4, 5>(p, row_tiles, g.batch.count, stream);
-  } else if (g.groups != nullptr && !g.c.bf16 && wide_tiles_take(g.n, g.c) && large_products_available()) {
+  } else if (g.groups != nullptr && !g.c.bf16 && wide_tiles_take(g.m, g.n, g.lda, g.c) &&
+             large_products_available()) {
     launch_experts_dgrad(large_of(p), stream);
   } else if (large_products_available()) {
     launch_large(LargeForm::kDgrad, large_of(p), row_tiles, g.batch.count, stream);

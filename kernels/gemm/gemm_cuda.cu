@@ -86,7 +86,6 @@ void build_group_tiles(const int32_t* offsets, int32_t experts, int32_t tile_row
 
 namespace {
 
-// What does not come from `groups`.
 ForwardParams params_of(const GemmForward& g) {
   ForwardParams p{};
   p.a = reinterpret_cast<const uint16_t*>(g.a);
@@ -115,23 +114,13 @@ ForwardParams params_of(const GemmForward& g) {
   return p;
 }
 
-bool together(const GemmForward& a, const GemmForward& b) {
-  return a.format == b.format && a.m == b.m && a.k == b.k && a.a == b.a && a.lda == b.lda &&
-         a.a_outer == b.a_outer && a.a_range == b.a_range && a.b_range == b.b_range && a.c.bf16 == b.c.bf16 &&
-         a.c.accumulate == b.c.accumulate;
-}
-
-bool one_list(const GemmGroups& a, const GemmGroups& b) {
-  return a.tiles == b.tiles && a.num_tiles == b.num_tiles && a.max_tiles == b.max_tiles &&
-         a.tile_rows == b.tile_rows && a.gather == b.gather;
-}
-
 // True: both products of experts with few rows, in one launch.
 bool launch_pair(const GemmForward& a, const GemmForward& b, StreamHandle stream) {
   if (a.groups->tile_rows > kDecodeTileRows || a.n != b.n || a.c.ld != b.c.ld || a.fragments != b.fragments) {
     return false;
   }
   ForwardParams p = params_of(a);
+  p.b_at_rest = p.b_at_rest && b.b_at_rest && b.groups->at_rest;
   p.experts_2 = b.groups->experts;
   p.c_2 = b.c.data;
   switch (a.format) {
@@ -186,12 +175,7 @@ void gemm_forward_together(std::span<const GemmForward> products, StreamHandle s
     for (size_t i = 0; i < some.size(); ++i) params[i] = params_of(some[i]);
     return launch_narrow(some[0].format, {params, some.size()}, stream);
   };
-  for (const GemmForward& g : products) {
-    const GemmGroups* const list = products[0].groups;
-    require(gemm_forward_takes(g) && g.batch.count == 1 && together(g, products[0]) &&
-                (list == nullptr ? g.groups == nullptr : g.groups != nullptr && one_list(*g.groups, *list)),
-            "products of one A, form of weight and list of tiles");
-  }
+  require(gemm_forward_takes_together(products), "products of one A, form of weight and list of tiles");
   if (products.empty() || products[0].m == 0) return;
   while (!products.empty() && !in_one(products)) {  // or without the first, often the widest
     gemm_forward(products[0], stream);

@@ -95,7 +95,8 @@ bool gemm_forward_takes(const GemmForward& g);
 void gemm_forward(const GemmForward& g, StreamHandle stream);
 // The products in turn, or side by side in fewer launches where a kernel takes them so: of one A and form of
 // weight, not batched; grouped, of one list. They differ in b or the list's experts, n and c, c's dtype
-// excepted.
+// excepted. A launch is at rest (b_at_rest, GemmGroups::at_rest) where all that it stands for are.
+bool gemm_forward_takes_together(std::span<const GemmForward> products);
 void gemm_forward_together(std::span<const GemmForward> products, StreamHandle stream);
 
 struct GemmBackward {

@@ -62,6 +62,7 @@ __device__ __forceinline__ void store_slab(const ForwardParams& p, float (&acc)[
   }
 }
 
+// The compiler leaves registers for 16 warps of a multiprocessor, or 24 where stages are few and small.
 template <class T>
 __global__ void __launch_bounds__(32 * T::kWarps, (T::kStages == 2 && T::kSlabs == 1 ? 24 : 16) / T::kWarps)
     decode_kernel(const ForwardParams p, int row_tiles, int max_tokens) {

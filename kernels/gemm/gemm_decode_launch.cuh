@@ -47,7 +47,8 @@ bool launch_decode_of(const ForwardParams& p, int32_t row_tiles, StreamHandle st
   if constexpr (O == WeightOrder::kFragments && F == WeightFormat::kNVFP4) {
     return launch_one_or_two_slabs<F, O>(p, row_tiles, stream);
   } else if constexpr (O == WeightOrder::kFragments) {
-    return launch_decode_as<F, O, 12, 4>(p, row_tiles, 1, stream);
+    return launch_decode_as<F, O, 12, 4>(p, row_tiles, 1, stream) ||
+           launch_decode_as<F, O, 12, 3>(p, row_tiles, 1, stream);  // longer rows
   } else if constexpr (F == WeightFormat::kBF16) {
     return launch_decode_as<F, O, 8, 8>(p, row_tiles, 1, stream);
   } else if constexpr (F == WeightFormat::kMXFP8) {

@@ -63,7 +63,7 @@ void forward_of_format(const ForwardParams& p, int32_t tile_rows, int32_t row_ti
   large.weight = p.b;
   large.a_outer = p.a_outer;
   large.inverse = p.inverse;
-  if (grouped && p.c_bf16 && wide_tiles_take(p.n, {p.c, p.ldc, p.c_bf16, p.accumulate})) {
+  if (grouped && p.c_bf16 && wide_tiles_take(p.m, p.n, p.lda, {p.c, p.ldc, p.c_bf16, p.accumulate})) {
     return launch_experts(F, large, stream);
   }
   if constexpr (F == WeightFormat::kBF16) {

@@ -50,7 +50,7 @@ template <WeightFormat F, bool ACROSS>
 void launch_experts_of(const LargeParams& p, StreamHandle stream);
 void launch_experts(WeightFormat format, const LargeParams& p, StreamHandle stream);
 void launch_experts_dgrad(const LargeParams& p, StreamHandle stream);
-// Whether they write C, of n columns: in whole vectors.
-bool wide_tiles_take(int64_t n, const GemmOutput& c);
+// Whether they write C [m,n]: in whole vectors, which 32 bits count, as those of m rows of A.
+bool wide_tiles_take(int64_t m, int64_t n, int64_t lda, const GemmOutput& c);
 
 }  // namespace accord::kernels::cuda

@@ -33,6 +33,21 @@ bool gemm_forward_takes(const GemmForward& g) {
          is_tile_rows(g.groups) && (g.groups == nullptr ? g.m / 128 : g.groups->max_tiles) <= kMaxGrid;
 }
 
+bool gemm_forward_takes_together(std::span<const GemmForward> products) {
+  const auto one_list = [](const GemmGroups* a, const GemmGroups* b) {
+    if (a == nullptr || b == nullptr) return a == b;
+    return a->tiles == b->tiles && a->num_tiles == b->num_tiles && a->max_tiles == b->max_tiles &&
+           a->tile_rows == b->tile_rows && a->gather == b->gather;
+  };
+  return std::all_of(products.begin(), products.end(), [&](const GemmForward& b) {
+    const GemmForward& a = products[0];
+    return gemm_forward_takes(b) && b.batch.count == 1 && a.format == b.format && a.m == b.m && a.k == b.k &&
+           a.a == b.a && a.lda == b.lda && a.a_outer == b.a_outer && a.a_range == b.a_range &&
+           a.b_range == b.b_range && a.c.bf16 == b.c.bf16 && a.c.accumulate == b.c.accumulate &&
+           one_list(a.groups, b.groups);
+  });
+}
+
 bool gemm_dgrad_takes(const GemmBackward& g) {
   return is_backward_shape(g) && g.l % 8 == 0 && (g.groups == nullptr || g.batch.count == 1) &&
          is_tile_rows(g.groups) && (g.groups == nullptr ? g.m / 64 : g.groups->max_tiles) <= kMaxGrid;
@@ -58,9 +73,10 @@ int32_t group_list_size(int64_t rows, int64_t experts, int32_t tile_rows) {
   return tile_rows == 128 ? tiles + 1 + group_tiles_bound(rows, experts, kWideRows) : tiles;
 }
 
-bool wide_tiles_take(int64_t n, const GemmOutput& c) {
+bool wide_tiles_take(int64_t m, int64_t n, int64_t lda, const GemmOutput& c) {
   const int64_t vector = c.bf16 ? 8 : 4;
-  return n % vector == 0 && c.ld % vector == 0 && reinterpret_cast<uintptr_t>(c.data) % 16 == 0;
+  const bool in_reach = m * std::max(c.ld / vector, lda / 8) < int64_t{1} << 32;
+  return n % vector == 0 && c.ld % vector == 0 && reinterpret_cast<uintptr_t>(c.data) % 16 == 0 && in_reach;
 }
 
 }  // namespace accord::kernels::cuda

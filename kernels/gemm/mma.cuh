@@ -73,7 +73,7 @@ __device__ inline void mma_16816(float (&c)[4], const uint32_t (&a)[4], uint32_t
 // An 8x8 matrix of 16-bit elements, spread over a warp as store_matrices takes it, turned.
 __device__ inline uint32_t transpose_matrix(uint32_t x) {
   uint32_t d;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(d) : "r"(x));
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(d) : "r"(x));
   return d;
 }
 

@@ -83,8 +83,8 @@ __device__ inline int proportion(int all, int part, int parts) {
   return each * part + (all - each * parts) * part / parts;
 }
 
-// Slabs of a product at most, so that costs fit.
-constexpr int64_t kMaxShareSlabs = int64_t{1} << 28;
+// Slabs of a product at most, so that costs and columns fit.
+constexpr int64_t kMaxShareSlabs = int64_t{1} << 26;
 
 // Of one tile.
 __device__ inline SlabShare slab_share(int slabs) {

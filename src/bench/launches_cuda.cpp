@@ -1,4 +1,5 @@
 #include "bench/launches.hpp"
+#include "device/launch.hpp"
 #include "kernels/copy/read_cuda.hpp"
 #include "kernels/gemm/fragments.hpp"
 #include "kernels/gemm/fragments_cuda.hpp"
@@ -53,6 +54,7 @@ ExpertProduct::ExpertProduct(DeviceBench& bench, WeightFormat format, const Size
       num_products_(num_products),
       groups_{routed.groups, routed.groups},
       g_(forward_product(format, sizes.sorted, n, k, /*bf16=*/true)) {
+  require(num_products == 1 || num_products == 2, "num_products == 1 || num_products == 2");
   entries_.reserve(static_cast<size_t>(num_tables * experts_));
   for (int64_t e = 0; e < num_tables * experts_; ++e) entries_.push_back(bench.weight(format, n, k));
   g_.fragments = routed.groups.tile_rows == kernels::kFragmentRows && kernels::takes_fragments(format, n, k);

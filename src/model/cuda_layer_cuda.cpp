@@ -256,7 +256,7 @@ class LayerRun {
     groups.gather = order.sorted_tokens;
     if (any.gate.activation_format() == any.up.activation_format()) {
       CudaLinears::ExpertOutput second = product(&MlpWeights::up, experts_.up, up);
-      second.groups.at_rest = true;
+      second.groups.at_rest = true;  // behind the first, if they run in turn
       multiply({product(&MlpWeights::gate, experts_.gate, gate), second});
     } else {
       multiply({product(&MlpWeights::gate, experts_.gate, gate)});

@@ -26,7 +26,7 @@ bool is_quantized(const ActivationFormat& format) { return format.format != Weig
 constexpr int64_t kTileRows = 512;
 constexpr int64_t kTileOutputs = 4096;
 
-// Of one operand.
+// Whether products of one operand may go into one gemm_forward_together.
 bool side_by_side(const cuda::GemmForward& a, const cuda::GemmForward& b) {
   return a.format == b.format && a.b_range == b.b_range && a.c.bf16 == b.c.bf16;
 }

@@ -227,7 +227,9 @@ void experts(Bench& b, int64_t tokens, int64_t n, int64_t k, const char* only = 
       b.report("experts " + std::string(name_of(f)) + " tokens=" + std::to_string(tokens) +
                    " used=" + std::to_string(used) + " N=" + std::to_string(n) + " K=" + std::to_string(k) +
                    (fragments ? " fragments" : "") + (pair ? " two" : ""),
-               ms, products * (bytes_of(f, values) + 2.0 * static_cast<double>(tokens * k + rows * n)),
+               ms,
+               products * (bytes_of(f, values) + 2.0 * static_cast<double>(rows * n)) +
+                   2.0 * static_cast<double>(tokens * k),
                products * 2.0 * static_cast<double>(rows) * static_cast<double>(n * k));
       std::printf("%62s %9.2f us, of which the product reaches %5.1f %%\n", "plain read",
                   products * read_ms * 1e3, products * 100.0 * read_ms / ms);

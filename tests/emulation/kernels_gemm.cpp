@@ -373,6 +373,7 @@ void gemm_forward(const GemmForward& g, StreamHandle stream) {
 }
 
 void gemm_forward_together(std::span<const GemmForward> products, StreamHandle stream) {
+  require(gemm_forward_takes_together(products), "gemm_forward_takes_together(products)");
   for (const GemmForward& g : products) gemm_forward(g, stream);
 }
 

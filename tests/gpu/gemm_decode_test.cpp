@@ -119,7 +119,12 @@ void check_pairs(const Gpu& gpu, WeightFormat format, const std::vector<int32_t>
   std::vector<int32_t> offsets = {0};
   for (const int32_t c : counts) offsets.push_back(offsets.back() + c);
   const int64_t total = offsets.back();
-  const TestActivations a = make_activations(format, make_data(Data::kNormal, total, k, 11), total, k);
+  const int64_t tokens = 50;
+  PhiloxStream random(11, static_cast<uint64_t>(n * k));
+  std::vector<int32_t> gather;
+  gather.reserve(static_cast<size_t>(total));
+  for (int64_t i = 0; i < total; ++i) gather.push_back(static_cast<int32_t>(random.next_below(tokens)));
+  const TestActivations a = make_activations(format, make_data(Data::kNormal, tokens, k, 11), tokens, k);
   std::vector<DeviceWeight> weights;
   std::vector<Memory> fragments;
   const bool takes_fragments = kernels::takes_fragments(format, n, k);
@@ -142,6 +147,7 @@ void check_pairs(const Gpu& gpu, WeightFormat format, const std::vector<int32_t>
     kernels::cuda::to_fragments(format, n, k, tables[0].as<GemmWeight>(), std::min(experts, 3), gpu.handle());
   }
   const Memory device_offsets = gpu.upload(offsets);
+  const Memory device_gather = gpu.upload(gather);
   const Memory rows_of_a = gpu.upload(a.decoded);
   const Memory outer = gpu.upload(a.outer);
   const Memory tiles = gpu.allocate(
@@ -163,6 +169,8 @@ void check_pairs(const Gpu& gpu, WeightFormat format, const std::vector<int32_t>
         groups[i].max_tiles = kernels::cuda::group_tiles_bound(total, experts, tile_rows);
         groups[i].tile_rows = tile_rows;
         groups[i].experts = tables[i].as<GemmWeight>();
+        groups[i].gather = device_gather.as<int32_t>();
+        groups[i].at_rest = bf16;
         GemmForward g;
         g.format = format;
         g.m = total;
@@ -173,6 +181,7 @@ void check_pairs(const Gpu& gpu, WeightFormat format, const std::vector<int32_t>
         g.a_outer = outer.as<float>();
         g.groups = &groups[i];
         g.fragments = from_fragments;
+        g.b_at_rest = bf16;  // what comes before it is a product, or an upload
         alone.push_back(gpu.upload(std::vector<float>(size, -1.0F)));
         together.push_back(gpu.upload(std::vector<float>(size, -2.0F)));
         g.c = {alone.back().data(), n, bf16, false};
@@ -229,12 +238,15 @@ TEST_CASE("products of experts with few rows equal the exact mode where tiles sh
     check_groups(*gpu, format, Data::kHeavy, many_counts(90, 3), 50, 256, 256, 16);
     if (format == WeightFormat::kBF16) {  // columns by 32
       check_groups(*gpu, format, Data::kNormal, many_counts(70, 2), 50, 256, 2048, 16);
-    } else {  // long rows: NVFP4 by sixteen warps, MXFP8 as BF16's are
+    } else {  // long rows: in the arena's order NVFP4 by sixteen warps, MXFP8 as BF16's are
       check_groups(*gpu, format, Data::kNormal, many_counts(90, 2), 50, 256, 2048, 16);
     }
     // Many slabs, of tiles with up to 16 rows: an odd number of a tile, and an even one.
     check_groups(*gpu, format, Data::kNormal, many_counts(66, 16), 50, 272, 512, 16);
     check_groups(*gpu, format, Data::kHeavy, many_counts(66, 16), 50, 288, 256, 16);
+    if (format != WeightFormat::kBF16) {  // rows so long that fewer stages fit
+      check_groups(*gpu, format, Data::kNormal, many_counts(70, 2), 50, 256, 4096, 16);
+    }
     if (format == WeightFormat::kNVFP4) {  // many tiles of a block
       check_groups(*gpu, format, Data::kNormal, many_counts(700, 2), 50, 256, 256, 16);
     }
