@@ -1,6 +1,7 @@
 #include "base/log.hpp"
 
 #include <spdlog/sinks/basic_file_sink.h>
+#include <spdlog/sinks/dist_sink.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
@@ -23,13 +24,22 @@ spdlog::level::level_enum spdlog_level(Level level) {
   return spdlog::level::err;
 }
 
-// spdlog keeps its own registry; this is the one logger of the process.
-std::shared_ptr<spdlog::logger> logger() {
-  static const std::shared_ptr<spdlog::logger> instance = [] {
-    auto created =
-        std::make_shared<spdlog::logger>("accord", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
-    created->set_pattern("%H:%M:%S.%e %^%-5l%$ %v");
-    created->flush_on(spdlog::level::info);
+// The one logger of the process; spdlog keeps its own registry. A logger's list of sinks has no lock, and a
+// file is added while other threads write (the controller serves before it has its run directory): the one
+// sink in that list holds the others under a lock.
+struct Output {
+  std::shared_ptr<spdlog::sinks::dist_sink_mt> sinks;
+  std::shared_ptr<spdlog::logger> logger;
+};
+
+const Output& output() {
+  static const Output instance = [] {
+    Output created;
+    created.sinks = std::make_shared<spdlog::sinks::dist_sink_mt>();
+    created.sinks->add_sink(std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+    created.logger = std::make_shared<spdlog::logger>("accord", created.sinks);
+    created.logger->set_pattern("%H:%M:%S.%e %^%-5l%$ %v");
+    created.logger->flush_on(spdlog::level::info);
     return created;
   }();
   return instance;
@@ -37,17 +47,17 @@ std::shared_ptr<spdlog::logger> logger() {
 
 }  // namespace
 
-void set_level(Level level) { logger()->set_level(spdlog_level(level)); }
+void set_level(Level level) { output().logger->set_level(spdlog_level(level)); }
 
 void set_identity(std::string_view name) {
-  logger()->set_pattern(fmt::format("%H:%M:%S.%e %^%-5l%$ [{}] %v", name));
+  output().logger->set_pattern(fmt::format("%H:%M:%S.%e %^%-5l%$ [{}] %v", name));
 }
 
 Status add_file(const std::string& path) {
   try {
     auto sink = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path, /*truncate=*/false);
     sink->set_pattern("%Y-%m-%dT%H:%M:%S.%e%z %l %v");
-    logger()->sinks().push_back(std::move(sink));
+    output().sinks->add_sink(std::move(sink));
   } catch (const spdlog::spdlog_ex& e) {
     return io_error("{}: cannot open the log file: {}", path, e.what());
   }
@@ -55,7 +65,7 @@ Status add_file(const std::string& path) {
 }
 
 void write(Level level, std::string_view message) {
-  logger()->log(spdlog_level(level), spdlog::string_view_t(message.data(), message.size()));
+  output().logger->log(spdlog_level(level), spdlog::string_view_t(message.data(), message.size()));
 }
 
 }  // namespace accord::log
