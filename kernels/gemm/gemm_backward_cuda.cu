@@ -6,7 +6,7 @@
 #include "kernels/cuda/launch.cuh"
 #include "kernels/gemm/gemm_cuda.hpp"
 #include "kernels/gemm/gemm_large.hpp"
-#include "kernels/gemm/mma.cuh"
+#include "kernels/gemm/product_tile.cuh"
 
 namespace accord::kernels::cuda {
 namespace {
@@ -63,30 +63,10 @@ __global__ void __launch_bounds__(32 * WM * WN) backward_kernel(const BackwardPa
   extern __shared__ __align__(128) unsigned char shared[];
   BackwardParams p = params;
 
-  int row_begin = blockIdx.y * kBM;
-  int num_rows = min(p.m - row_begin, kBM);
-  if (p.tiles != nullptr) {
-    if (static_cast<int>(blockIdx.y) >= *p.num_tiles) return;
-    const GroupTile tile = p.tiles[blockIdx.y];
-    row_begin = tile.row_begin;
-    num_rows = tile.num_rows;
-    p.b = static_cast<const uint16_t*>(p.experts[tile.expert].data);
-  } else if (p.offsets != nullptr) {
-    const int32_t first = p.offsets[blockIdx.z];
-    p.l = p.offsets[blockIdx.z + 1] - first;
-    p.a += first * p.lda;
-    if (p.gather != nullptr) {
-      p.gather += first;
-    } else {
-      p.b += first * p.ldb;
-    }
-    p.c = p.outputs[blockIdx.z];
-  } else {
-    p.a += blockIdx.z * p.a_batch;
-    p.b += blockIdx.z * p.b_batch;
-    p.c = p.c_bf16 ? static_cast<void*>(static_cast<uint16_t*>(p.c) + blockIdx.z * p.c_batch)
-                   : static_cast<void*>(static_cast<float*>(p.c) + blockIdx.z * p.c_batch);
-  }
+  TileRows rows;
+  if (!place_tile(p, kBM, rows)) return;
+  const int row_begin = rows.begin;
+  const int num_rows = rows.count;
   const int col_begin = blockIdx.x * kBN;
   const int tid = threadIdx.x;
   const int lane = tid % 32;

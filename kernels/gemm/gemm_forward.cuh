@@ -7,6 +7,7 @@
 // and elements past the edges are zeros and change no bit.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/gemm/gemm_cuda.hpp"
+#include "kernels/gemm/product_tile.cuh"
 #include "kernels/gemm/weight_fragment.cuh"
 
 namespace accord::kernels::cuda {
@@ -32,25 +33,6 @@ struct ForwardParams {
   const GemmWeight* experts_2;
   void* c_2;
 };
-
-// Writes two neighbouring outputs.
-__device__ inline void store_pair(const ForwardParams& p, int64_t row, int col, float x, float y) {
-  const int64_t at = row * p.ldc + col;
-  const bool both = col + 1 < p.n;
-  if (p.c_bf16) {
-    auto* c = static_cast<uint16_t*>(p.c) + at;
-    if (both && (reinterpret_cast<uintptr_t>(c) & 3u) == 0) {
-      *reinterpret_cast<uint32_t*>(c) = bf16_pair(x, y);
-    } else {
-      c[0] = static_cast<uint16_t>(bf16_bits(x));
-      if (both) c[1] = static_cast<uint16_t>(bf16_bits(y));
-    }
-    return;
-  }
-  auto* c = static_cast<float*>(p.c) + at;
-  c[0] = p.accumulate ? c[0] + x : x;
-  if (both) c[1] = p.accumulate ? c[1] + y : y;
-}
 
 template <WeightFormat F, int MT, int NT, int WM, int WN, int BK, int STAGES>
 struct ForwardTile {
@@ -88,10 +70,9 @@ __global__ void __launch_bounds__(32 * WM * WN) forward_kernel(const ForwardPara
     num_rows = tile.num_rows;
     weight = p.experts[tile.expert];
   } else {
-    p.a += blockIdx.z * p.a_batch;
-    weight.data = static_cast<const uint16_t*>(weight.data) + blockIdx.z * p.b_batch;
-    p.c = p.c_bf16 ? static_cast<void*>(static_cast<uint16_t*>(p.c) + blockIdx.z * p.c_batch)
-                   : static_cast<void*>(static_cast<float*>(p.c) + blockIdx.z * p.c_batch);
+    auto* b = static_cast<const uint16_t*>(weight.data);
+    move_to_batch(p, b);
+    weight.data = b;
   }
   const int col_begin = blockIdx.x * Tile::kBN;
   const int tid = threadIdx.x;

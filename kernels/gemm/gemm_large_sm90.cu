@@ -7,29 +7,12 @@
 // it + 1. l in ascending groups of 16, one accumulator: the chain of exact.hpp. Zeros past the edges change
 // no bit.
 #include "kernels/gemm/large_loader.cuh"
+#include "kernels/gemm/product_tile.cuh"
 
 namespace accord::kernels::cuda {
 namespace {
 
 constexpr int kPrefetchSteps = 6;
-
-__device__ inline void store_two(const LargeParams& p, int64_t row, int col, float x, float y) {
-  const int64_t at = row * p.ldc + col;
-  const bool both = col + 1 < p.n;
-  if (p.c_bf16) {
-    auto* c = static_cast<uint16_t*>(p.c) + at;
-    if (both && (reinterpret_cast<uintptr_t>(c) & 3u) == 0) {
-      *reinterpret_cast<uint32_t*>(c) = bf16_pair(x, y);
-    } else {
-      c[0] = static_cast<uint16_t>(bf16_bits(x));
-      if (both) c[1] = static_cast<uint16_t>(bf16_bits(y));
-    }
-    return;
-  }
-  auto* c = static_cast<float*>(p.c) + at;
-  c[0] = p.accumulate ? c[0] + x : x;
-  if (both) c[1] = p.accumulate ? c[1] + y : y;
-}
 
 // A warp's sixteen rows turn in shared memory (the stages, which are free), so that it reads and writes whole
 // lines; reads come in batches ahead of the writes that depend on them.
@@ -81,30 +64,10 @@ template <bool A_ACROSS, bool B_ACROSS, int BN>
 __global__ void __launch_bounds__(kLargeThreads, 1) large_kernel(const LargeParams params) {
   extern __shared__ __align__(1024) unsigned char shared[];
   LargeParams p = params;
-  int row_begin = blockIdx.y * kBM;
-  int num_rows = min(p.m - row_begin, kBM);
-  if (p.tiles != nullptr) {
-    if (static_cast<int>(blockIdx.y) >= *p.num_tiles) return;
-    const GroupTile tile = p.tiles[blockIdx.y];
-    row_begin = tile.row_begin;
-    num_rows = tile.num_rows;
-    p.b = static_cast<const uint16_t*>(p.experts[tile.expert].data);
-  } else if (p.offsets != nullptr) {
-    const int32_t first = p.offsets[blockIdx.z];
-    p.l = p.offsets[blockIdx.z + 1] - first;
-    p.a += first * p.lda;
-    if (p.gather != nullptr) {
-      p.gather += first;
-    } else {
-      p.b += first * p.ldb;
-    }
-    p.c = p.outputs[blockIdx.z];
-  } else {
-    p.a += blockIdx.z * p.a_batch;
-    p.b += blockIdx.z * p.b_batch;
-    p.c = p.c_bf16 ? static_cast<void*>(static_cast<uint16_t*>(p.c) + blockIdx.z * p.c_batch)
-                   : static_cast<void*>(static_cast<float*>(p.c) + blockIdx.z * p.c_batch);
-  }
+  TileRows rows;
+  if (!place_tile(p, kBM, rows)) return;
+  const int row_begin = rows.begin;
+  const int num_rows = rows.count;
   const int col_begin = blockIdx.x * BN;
   const int tid = threadIdx.x;
   const int warpgroup = tid / 128;
@@ -212,7 +175,7 @@ __global__ void __launch_bounds__(kLargeThreads, 1) large_kernel(const LargePara
 #pragma unroll
     for (int j = 0; j < BN / 8; ++j) {
       const int col = col_begin + j * 8 + lane % 4 * 2;
-      if (col < p.n) store_two(p, row_begin + r, col, acc[j * 4 + half * 2], acc[j * 4 + half * 2 + 1]);
+      if (col < p.n) store_pair(p, row_begin + r, col, acc[j * 4 + half * 2], acc[j * 4 + half * 2 + 1]);
     }
   }
 }
