@@ -20,6 +20,21 @@ using kernels::cuda::GroupTile;
 
 namespace {
 
+// Without output and fragments.
+GemmForward grouped_product(WeightFormat format, int64_t m, int64_t n, int64_t k, const Memory& a,
+                            const Memory& a_outer, const GemmGroups& groups) {
+  GemmForward g;
+  g.format = format;
+  g.m = m;
+  g.n = n;
+  g.k = k;
+  g.a = a.as<BF16>();
+  g.lda = k;
+  g.a_outer = a_outer.as<float>();
+  g.groups = &groups;
+  return g;
+}
+
 // Products of every expert's rows, gathered from `tokens` rows; into fp32 and bf16.
 void check_groups(const Gpu& gpu, WeightFormat format, Data data, const std::vector<int32_t>& counts,
                   int64_t tokens, int64_t n, int64_t k, int32_t tile_rows) {
@@ -77,15 +92,7 @@ void check_groups(const Gpu& gpu, WeightFormat format, Data data, const std::vec
   groups.tile_rows = tile_rows;
   groups.experts = device_table.as<GemmWeight>();
   groups.gather = device_gather.as<int32_t>();
-  GemmForward g;
-  g.format = format;
-  g.m = total;
-  g.n = n;
-  g.k = k;
-  g.a = rows_of_a.as<BF16>();
-  g.lda = k;
-  g.a_outer = outer.as<float>();
-  g.groups = &groups;
+  GemmForward g = grouped_product(format, total, n, k, rows_of_a, outer, groups);
   REQUIRE(kernels::cuda::gemm_forward_takes(g));
   std::vector<BF16> expected_rounded;
   expected_rounded.reserve(expected.size());
@@ -171,15 +178,7 @@ void check_pairs(const Gpu& gpu, WeightFormat format, const std::vector<int32_t>
         groups[i].experts = tables[i].as<GemmWeight>();
         groups[i].gather = device_gather.as<int32_t>();
         groups[i].at_rest = bf16;
-        GemmForward g;
-        g.format = format;
-        g.m = total;
-        g.n = n;
-        g.k = k;
-        g.a = rows_of_a.as<BF16>();
-        g.lda = k;
-        g.a_outer = outer.as<float>();
-        g.groups = &groups[i];
+        GemmForward g = grouped_product(format, total, n, k, rows_of_a, outer, groups[i]);
         g.fragments = from_fragments;
         g.b_at_rest = bf16;  // what comes before it is a product, or an upload
         alone.push_back(gpu.upload(std::vector<float>(size, -1.0F)));
